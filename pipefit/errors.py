@@ -1,0 +1,89 @@
+"""The errors Pipefit raises on purpose.
+
+Every message starts with one line that says what was given, what is allowed and what to do;
+more lines may follow with the details. Whoever shows such an error to a person prints the
+message without a traceback. Anything else that escapes is a fault in Pipefit or in the user's
+own code and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+#: Exit code of a run that checkpointed and stopped because it was asked to (EX_TEMPFAIL):
+#: typing the same command again continues it.
+EXIT_INTERRUPTED = 75
+
+
+class PipefitError(Exception):
+    """Base of all errors Pipefit raises on purpose; the message is written for a person."""
+
+
+class SpecError(PipefitError):
+    """The experiment file, a `--set` word or a builder named in it is wrong."""
+
+
+class ArchiveError(PipefitError):
+    """An archive cannot be fetched, has another hash, is damaged, hostile or too large."""
+
+
+class DataError(PipefitError):
+    """A data source gives something else than it declared, or cannot be read."""
+
+
+class StoreError(PipefitError):
+    """The database refuses something, or holds something unexpected."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached (this never means "not complete")."""
+
+
+class StoreAccessDenied(StoreError):
+    """The database answers but refuses the user or the password."""
+
+
+class ServerError(StoreError):
+    """The embedded mongod cannot be found, started or stopped."""
+
+
+class NotFound(StoreError):
+    """No such run, step, validation or output."""
+
+
+class IdentityMismatch(StoreError):
+    """The run of this name was made by another experiment; the message shows the difference."""
+
+
+class RunOwned(StoreError):
+    """Another live process owns the run; the message names it."""
+
+
+class LeaseLost(StoreError):
+    """This process is no longer the owner of the run: its writes are refused."""
+
+
+class CheckpointCorrupt(StoreError):
+    """A stored checkpoint has another length or sha256 than its record says."""
+
+
+class TrainingError(PipefitError):
+    """The training cannot go on."""
+
+
+class Diverged(TrainingError):
+    """A watched loss became NaN or infinite, or exceeded `train.max_loss`."""
+
+
+class StateMismatch(TrainingError):
+    """A checkpoint does not have exactly the names, shapes and dtypes of the model's state."""
+
+
+class DeviceError(PipefitError):
+    """The devices asked for are not on this machine."""
+
+
+class WorkerFailed(PipefitError):
+    """The worker process died or failed outside Pipefit's own checks; has its traceback or log."""
+
+
+class Interrupted(PipefitError):
+    """The run was asked to stop: it is checkpointed, and the same command continues it."""

@@ -1,0 +1,260 @@
+"""Plain data that flows between the parts: owners, attempts, checkpoints, validations, the line.
+
+Nothing here talks to a database or to TensorFlow. A *step* is one optimizer update; a *run* is one
+name in one collection; an *attempt* is one process's ownership of a run, numbered by its *fence*.
+
+The *line* of a run says which attempt's records count at which step. It is a tuple of
+``LineEntry(fence, start)``: the attempt `fence` continued after step `start` (-1: from nothing).
+A record of attempt f at step s counts if and only if f is in the line, ``s > start(f)`` and no
+later attempt started before s. So steps repeated after a crash replace their first draft, and
+what a stale owner still manages to write never counts, without deleting anything.
+
+    >>> line = extend_line((), fence=1, start=-1)
+    >>> line = extend_line(line, fence=2, start=150)     # attempt 1 died; 150 was its last commit
+    >>> counts(line, fence=1, step=150), counts(line, fence=1, step=160)
+    (True, False)
+    >>> counts(line, fence=2, step=160)
+    True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: The step before the first: where an attempt starts that found no checkpoint.
+NOTHING = -1
+
+
+class RunState(StrEnum):
+    """What a run is doing, as far as the database knows."""
+
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+    FAILED = "FAILED"
+    INTERRUPTED = "INTERRUPTED"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process, named so that another process on the same host can tell whether it lives.
+
+    Attributes:
+        host: host name, for people.
+        scope: identifies the boot and the process namespace; pids compare only within one scope.
+        pid: process id.
+        started: start time of the process, seconds since the epoch (psutil's create_time).
+    """
+
+    host: str
+    scope: str
+    pid: int
+    started: float
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Who owns a run until when (UTC, the database server's clock)."""
+
+    fence: int
+    owner: Owner
+    expires: datetime
+
+
+class LineEntry(NamedTuple):
+    """The attempt `fence` continued after step `start`."""
+
+    fence: int
+    start: int
+
+
+Line = tuple[LineEntry, ...]
+
+
+def extend_line(line: Sequence[tuple[int, int]], fence: int, start: int) -> Line:
+    """The line after attempt `fence` continues from the checkpoint of step `start`.
+
+    Entries that no longer cover any step are dropped, so the line stays short however often a run
+    is killed before its next checkpoint.
+
+    Raises:
+        ValueError: if `fence` is not larger than every fence in the line.
+    """
+    if line and fence <= line[-1][0]:
+        raise ValueError(f"fence {fence} must be larger than {line[-1][0]}")
+    kept = [LineEntry(*entry) for entry in line if entry[1] < start]
+    return (*kept, LineEntry(fence, start))
+
+
+def counts(line: Sequence[tuple[int, int]], fence: int, step: int) -> bool:
+    """Whether a record that attempt `fence` wrote at `step` is part of the run."""
+    return any(
+        entry_fence == fence and lower < step <= upper
+        for entry_fence, lower, upper in intervals(line)
+    )
+
+
+def intervals(line: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """For every attempt in the line ``(fence, lower, upper)``: its steps are (lower, upper]."""
+    uppers = [start for _, start in line[1:]] + [2**62]
+    return [(fence, start, upper) for (fence, start), upper in zip(line, uppers, strict=True)]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best validation so far, as `[save] best` defines it; part of the state of a run."""
+
+    metric: str
+    mode: str
+    value: float
+    step: int
+
+    def improved_by(self, value: float) -> bool:
+        """Whether `value` beats this one; equal values and NaN do not."""
+        return value > self.value if self.mode == "max" else value < self.value
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies in a checkpoint's data section (safetensors: begin, end in bytes)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A committed checkpoint.
+
+    Attributes:
+        id: id of the file in the checkpoint bucket, as a hexadecimal string.
+        step: the step after which the state was copied.
+        fence: the attempt that wrote it.
+        size: bytes.
+        sha256: of those bytes, hexadecimal.
+        created: UTC.
+        kinds: why it is kept: any of "permanent", "recent", "best", "final".
+    """
+
+    id: str
+    step: int
+    fence: int
+    size: int
+    sha256: str
+    created: datetime
+    kinds: frozenset[str]
+
+
+@dataclass(frozen=True)
+class MetricBlock:
+    """Metrics of consecutive steps.
+
+    Attributes:
+        first: step of the first row.
+        columns: by metric name a float array of shape [steps]; all of one length.
+    """
+
+    first: int
+    columns: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()))) if self.columns else 0
+
+    @property
+    def last(self) -> int:
+        """Step of the last row."""
+        return self.first + len(self) - 1
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One validation set's numbers at one step.
+
+    Attributes:
+        name: the validation set.
+        step: step of the state that was validated.
+        metrics: means weighted by examples.
+        examples: how many examples were read.
+        checkpoint: id of the committed checkpoint that was read; None if it was done in training.
+        seconds: wall time.
+    """
+
+    name: str
+    step: int
+    metrics: Mapping[str, float]
+    examples: int
+    checkpoint: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process's ownership of a run; `start` is the step it continued after (-1: nothing)."""
+
+    fence: int
+    start: int
+    owner: Owner
+    started: datetime
+    ended: datetime | None
+    state: RunState
+    reason: str | None = None
+    step: int | None = None
+    log_tail: str = ""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What a scheduler asks: which experiment a run is and how far it is committed.
+
+    Attributes:
+        name: unique in its collection.
+        collection: the collection.
+        identity: hash of what decides the numbers.
+        state: INTERRUPTED as well when the stored state is RUNNING but the lease has run out.
+        step: the newest committed checkpoint's step, None before the first.
+        reason: why it failed or was interrupted.
+    """
+
+    name: str
+    collection: str
+    identity: str
+    state: RunState
+    step: int | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """What a process brings to become the owner of a run.
+
+    Attributes:
+        collection: the collection.
+        name: the run.
+        identity: hash of `parts`.
+        parts: what decides the numbers, flat: dotted key -> plain value (shown on a mismatch).
+        spec: the whole resolved experiment as JSON text.
+        steps: the step to reach.
+        allow_change: dotted keys (or their prefixes) whose difference is accepted and written to
+            the run's history.
+        program: versions, command, git state: plain values.
+    """
+
+    collection: str
+    name: str
+    identity: str
+    parts: Mapping[str, Any]
+    spec: str
+    steps: int
+    allow_change: Sequence[str] = ()
+    program: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,230 @@
+"""The contract of a store. See `Store`, `RunWriter` and `RunReader`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipefit.records import (
+    Attempt,
+    Best,
+    CheckpointInfo,
+    Lease,
+    MetricBlock,
+    Owner,
+    RunOrder,
+    RunState,
+    RunStatus,
+    Validation,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+
+class RunWriter(Protocol):
+    """The owner's handle on a run; every write is refused once the lease is lost.
+
+    Life: `Store.acquire` -> choose and read a checkpoint from `checkpoints()` -> `begin(step)` ->
+    `write_*` and `commit` in any order -> `end(state)`. Between `acquire` and `end` someone must
+    call `renew` at least every `ttl` / 2 seconds, from any thread.
+
+    Threads: all methods may be called from several threads; `commit` calls must not overlap.
+
+    Ownership: `fence` grows by one with every acquisition. A write by a handle whose fence is no
+    longer the run's raises `LeaseLost` and changes nothing that counts (see `pipefit.records`).
+
+    Commit: `commit` uploads the bytes under a fresh id, verifies length and sha256, writes the
+    checkpoint's record and then does ONE conditional update of the run's document that checks the
+    fence and publishes the step. Nothing before that update is visible to any reader.
+
+    Errors: `StoreUnavailable` when the database is away for longer than the driver's retries.
+    """
+
+    fence: int
+    ttl: float
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """Committed checkpoints, newest step first."""
+
+    def read_checkpoint(
+        self, checkpoint: CheckpointInfo, include: str | None = None
+    ) -> dict[str, np.ndarray]:
+        """The tensors of a checkpoint by name, verified (see `RunReader.weights`)."""
+
+    def best(self) -> Best | None:
+        """The best validation so far, as of the newest committed checkpoint."""
+
+    def begin(self, start: int) -> None:
+        """Continue after the committed step `start` (-1: from nothing); the state is RUNNING."""
+
+    def renew(self, progress: Mapping[str, Any] | None = None) -> None:
+        """Prolong the lease; `progress` (step, loss, rate, ...) is what `pipefit show` displays."""
+
+    def write_metrics(self, block: MetricBlock) -> None:
+        """Store per-step metrics; the same first step again replaces."""
+
+    def write_validation(self, validation: Validation) -> None:
+        """Store a validation made in training; the same set and step again replaces."""
+
+    def commit(
+        self,
+        step: int,
+        tensors: Mapping[str, np.ndarray],
+        kinds: frozenset[str],
+        best: Best | None = None,
+    ) -> CheckpointInfo:
+        """Store a checkpoint and publish it. A step that is committed already is replaced."""
+
+    def retain(self, kept: Mapping[str, frozenset[str]]) -> list[CheckpointInfo]:
+        """Keep only these checkpoint ids (with their new kinds); return those removed.
+
+        The newest committed checkpoint is never removed.
+        """
+
+    def end(self, state: RunState, reason: str | None, step: int | None, log_tail: str) -> None:
+        """Close the attempt, set the run's state and give the lease back."""
+
+
+class RunReader(Protocol):
+    """Reads one run; safe with a read-only database user."""
+
+    name: str
+    collection: str
+
+    def status(self) -> RunStatus:
+        """State and newest committed step."""
+
+    def document(self) -> dict[str, Any]:
+        """The run's document as plain values: spec, program, progress, best, history, lease."""
+
+    def attempts(self) -> list[Attempt]:
+        """All attempts, oldest first."""
+
+    def metrics(self) -> pd.DataFrame:
+        """One row per step (index "step"), one column per metric; missing values are NaN."""
+
+    def validations(self) -> pd.DataFrame:
+        """Columns step, set, examples, checkpoint, seconds and one per metric; by set and step."""
+
+    def checkpoints(self) -> pd.DataFrame:
+        """Columns step, id, kinds, size, sha256, created, fence; by step."""
+
+    def checkpoint(self, step: int | None = None) -> CheckpointInfo:
+        """The committed checkpoint of a step (None: the newest). Raises `NotFound`."""
+
+    def weights(self, step: int | None = None, include: str | None = None) -> dict[str, np.ndarray]:
+        """Tensors whose name matches the regex `include` (re.search), by name.
+
+        With `include` only the chunks that hold them are read; without, length and sha256 of the
+        whole file are verified (`CheckpointCorrupt`).
+        """
+
+    def outputs(self, name: str, step: int | None = None) -> Outputs:
+        """Stored per-example outputs of a validation set (None: the newest step that has them)."""
+
+    def artifact(self, name: str) -> bytes | None:
+        """The newest stored artifact of this name, verified; None if there is none."""
+
+
+class Outputs(Protocol):
+    """Per-example outputs, in the order of the validation set; read shard by shard."""
+
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Number of examples."""
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        """Shards in order: dicts of arrays of shape [examples in the shard, ...]."""
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """One output of all examples, shape [examples, ...]."""
+
+
+class OutputsWriter(Protocol):
+    """Streams per-example outputs into shards; nothing is visible until the validation names it."""
+
+    def add(self, outputs: Mapping[str, np.ndarray]) -> None:
+        """Append the outputs of one batch, arrays of shape [examples, ...]."""
+
+    def close(self) -> str:
+        """Write what is left and return the id to give to `commit_validation`."""
+
+    def abort(self) -> None:
+        """Delete what was written."""
+
+
+class Store(Protocol):
+    """Runs, records, checkpoints and artifacts of all collections in one database.
+
+    Completion is asked with `statuses`, `committed` and `validated`: indexed, in bulk, and an
+    unreachable database raises `StoreUnavailable`, it never answers "not complete".
+
+    Processes: a store may be carried over a fork; it opens its own connections in the child.
+    """
+
+    def describe(self) -> str:
+        """The address without user and password."""
+
+    def run(self, name: str, collection: str) -> RunReader:
+        """A run. Raises `NotFound`, naming the nearest run of the collection."""
+
+    def runs(self, collection: str | None = None) -> pd.DataFrame:
+        """One row per run: collection, name, state, step, steps, attempts, updated, reason, best."""
+
+    def collections(self) -> list[str]:
+        """Collections that have runs."""
+
+    def statuses(self, collection: str, names: Sequence[str]) -> dict[str, RunStatus]:
+        """Status of every run of these names that exists; one query."""
+
+    def committed(
+        self, collection: str, wanted: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], CheckpointInfo]:
+        """The committed checkpoints among the wanted (run, step); at most two queries."""
+
+    def validated(
+        self, collection: str, wanted: Sequence[tuple[str, str, int]]
+    ) -> dict[tuple[str, str, int], Validation]:
+        """Validations of *committed checkpoints* among the wanted (run, set, step)."""
+
+    def lease(self, collection: str, name: str) -> Lease | None:
+        """The lease of a run if it is held and its owner is not known to be dead."""
+
+    def check_identity(self, order: RunOrder) -> None:
+        """Raise `IdentityMismatch` if the stored run of this name is another experiment."""
+
+    def acquire(self, order: RunOrder, owner: Owner, ttl: float) -> RunWriter:
+        """Become the owner of a run, creating it if it is new.
+
+        A dead owner on the same host is succeeded at once, one elsewhere when its lease has run
+        out by the server's clock.
+
+        Raises:
+            RunOwned: another owner holds the lease (the message says who and until when).
+            IdentityMismatch: the run of this name is another experiment; shows the difference.
+        """
+
+    def outputs_writer(self, collection: str, name: str, set_name: str) -> OutputsWriter:
+        """A writer for per-example outputs of one validation."""
+
+    def commit_validation(
+        self,
+        collection: str,
+        name: str,
+        checkpoint: CheckpointInfo,
+        validation: Validation,
+        outputs: str | None = None,
+    ) -> None:
+        """Publish the validation of a committed checkpoint; replaces the one made in training."""
+
+    def put_artifact(self, collection: str, name: str, artifact: str, step: int, data: bytes) -> str:
+        """Store bytes (a report, a plot) for a run and publish them; the older one is removed."""
+
+    def write_summary(self, collection: str, name: str, step: int, summary: Mapping[str, Any]) -> None:
+        """Store Aggregate's record of a step (plain values)."""
+
+    def summary(self, collection: str, name: str, step: int) -> dict[str, Any] | None:
+        """Aggregate's record of a step, if its checkpoint counts."""
