@@ -17,6 +17,10 @@ class PipefitError(Exception):
     """Base of all errors Pipefit raises on purpose; the message is written for a person."""
 
 
+class SettingsError(PipefitError):
+    """luigi.cfg, or an environment variable it names, is wrong."""
+
+
 class SpecError(PipefitError):
     """The experiment file, a `--set` word or a builder named in it is wrong."""
 
