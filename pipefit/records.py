@@ -19,6 +19,7 @@ what a stale owner still manages to write never counts, without deleting anythin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,6 +31,37 @@ if TYPE_CHECKING:
 
 #: The step before the first: where an attempt starts that found no checkpoint.
 NOTHING = -1
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
+_COLLECTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def check_run_name(name: str) -> str:
+    """The name itself, if a run may be called so.
+
+    Raises:
+        ValueError: if it may not; the message says what is allowed.
+    """
+    dots = any(part in (".", "..") for part in name.split("/"))
+    if dots or len(name) > 200 or not _RUN_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot name a run: use 1 to 200 of the characters A-Z a-z 0-9 . _ - and /, "
+            "with no empty, '.' or '..' part between slashes"
+        )
+    return name
+
+
+def check_collection_name(name: str) -> str:
+    """The name itself, if a collection may be called so.
+
+    Raises:
+        ValueError: if it may not; the message says what is allowed.
+    """
+    if not _COLLECTION_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot name a collection: use 1 to 64 of the characters A-Z a-z 0-9 _ and -"
+        )
+    return name
 
 
 class RunState(StrEnum):
@@ -49,7 +81,8 @@ class Owner:
         host: host name, for people.
         scope: identifies the boot and the process namespace; pids compare only within one scope.
         pid: process id.
-        started: start time of the process, seconds since the epoch (psutil's create_time).
+        started: start time of the process in seconds; since the boot where the system knows it
+            (Linux: no change of the clock moves it), else since the epoch.
     """
 
     host: str
@@ -97,10 +130,15 @@ def extend_line(line: Sequence[tuple[int, int]], fence: int, start: int) -> Line
 
 def counts(line: Sequence[tuple[int, int]], fence: int, step: int) -> bool:
     """Whether a record that attempt `fence` wrote at `step` is part of the run."""
-    return any(
-        entry_fence == fence and lower < step <= upper
-        for entry_fence, lower, upper in intervals(line)
-    )
+    return fence_at(line, step) == fence
+
+
+def fence_at(line: Sequence[tuple[int, int]], step: int) -> int | None:
+    """The attempt whose records count at `step`; None if no attempt covers it."""
+    for fence, lower, upper in intervals(line):
+        if lower < step <= upper:
+            return fence
+    return None
 
 
 def intervals(line: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
@@ -140,7 +178,7 @@ class CheckpointInfo:
     Attributes:
         id: id of the file in the checkpoint bucket, as a hexadecimal string.
         step: the step after which the state was copied.
-        fence: the attempt that wrote it.
+        fence: the attempt whose steps led to it.
         size: bytes.
         sha256: of those bytes, hexadecimal.
         created: UTC.
