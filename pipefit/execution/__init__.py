@@ -1,0 +1,22 @@
+"""Carrying out orders in worker processes; `pipefit.execution.worker` is what they run."""
+
+from pipefit.execution.executors import (
+    Executor,
+    InlineExecutor,
+    LocalExecutor,
+    Signalled,
+    executor,
+    log_path,
+)
+from pipefit.execution.order import Event, Order
+
+__all__ = [
+    "Event",
+    "Executor",
+    "InlineExecutor",
+    "LocalExecutor",
+    "Order",
+    "Signalled",
+    "executor",
+    "log_path",
+]

@@ -1,0 +1,71 @@
+"""One background thread that does the writes, so that saving does not stop training."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+Work = Callable[[], None]
+
+
+class BackgroundWriter:
+    """Does pieces of work one after the other, in the order they were put.
+
+    The first failure is kept: everything after it is dropped, and `put`, `check` and `close` raise
+    it, with its own traceback, in the thread that calls them.
+
+    Args:
+        depth: how many pieces may wait; `put` blocks beyond that, so memory stays bounded.
+        heavy: how many heavy pieces (they hold a copy of all state) may wait or be at work.
+    """
+
+    def __init__(self, depth: int = 1000, heavy: int = 2):
+        self._queue: queue.Queue[Work | None] = queue.Queue(maxsize=depth)
+        self._heavy = threading.BoundedSemaphore(heavy)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="pipefit-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, work: Work) -> None:
+        """Queue a piece of work. Raises the first failure so far."""
+        self.check()
+        self._queue.put(work)
+
+    def put_heavy(self, work: Work) -> None:
+        """Queue a piece of work that holds much memory until it is done."""
+        self.check()
+        self._heavy.acquire()
+
+        def then_release() -> None:
+            try:
+                work()
+            finally:
+                self._heavy.release()
+
+        self._queue.put(then_release)
+
+    def check(self) -> None:
+        """Raise the first failure so far."""
+        if self._error is not None:
+            raise self._error
+
+    def fail(self, error: BaseException) -> None:
+        """Make `put`, `check` and `close` raise this, unless something failed before."""
+        if self._error is None:
+            self._error = error
+
+    def close(self) -> None:
+        """Wait until everything is done. Raises the first failure."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+        self.check()
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                if self._error is None:
+                    work()
+            except BaseException as error:
+                self._error = error

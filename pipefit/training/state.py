@@ -1,0 +1,104 @@
+"""All state of a training as a flat dict of arrays by stable name, strict in both directions.
+
+Names: ``model/<variable path>``, ``optimizer/<variable path>``, ``generator/<layer>/<attribute>``
+for every tf.random.Generator held by a layer, ``run/step`` and ``run/position``. Keras' own savers
+leave out the state of dropout's seed generators, so they are not enough for an exact continuation.
+An optimizer's constant learning rate is not state: the experiment file says what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipefit.errors import StateMismatch
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class State:
+    """The variables of a model and, for training, of its optimizer.
+
+    Args:
+        model: built.
+        optimizer: built; None for validation only.
+
+    Raises:
+        StateMismatch: if two variables have one name.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: Any | None = None):
+        named = [(f"model/{v.path}", v.value) for v in model.variables]
+        if optimizer is not None:
+            named += [
+                (f"optimizer/{v.path}", v.value)
+                for v in optimizer.variables
+                if v is not getattr(optimizer, "_learning_rate", None)
+            ]
+        named += _generators(model)
+        self.variables: dict[str, Any] = {}
+        for name, variable in named:
+            if name in self.variables:
+                raise StateMismatch(
+                    f"state: two variables are called {name!r}; give the layers names of their own"
+                )
+            self.variables[name] = variable
+        self._copy = tf.function(lambda: [tf.identity(v) for v in self.variables.values()])
+
+    def snapshot(self) -> dict[str, tf.Tensor]:
+        """Copies of all variables as of now; later updates do not change them (copy on write)."""
+        return dict(zip(self.variables, self._copy(), strict=True))
+
+    def check(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Check that names, shapes and dtypes are exactly those of the state.
+
+        Raises:
+            StateMismatch: listing what is missing, unexpected and different.
+        """
+        problems = [f"  missing: {name}" for name in self.variables if name not in arrays]
+        problems += [f"  unexpected: {name}" for name in arrays if name not in self.variables]
+        for name, variable in self.variables.items():
+            if name in arrays:
+                has = (arrays[name].dtype, arrays[name].shape)
+                wants = (variable.dtype.as_numpy_dtype, tuple(variable.shape))
+                if has != wants:
+                    problems.append(
+                        f"  different: {name} is {has[0]}{list(has[1])} in the checkpoint, "
+                        f"{np.dtype(wants[0])}{list(wants[1])} in the model"
+                    )
+        if problems:
+            raise StateMismatch(
+                f"checkpoint: {len(problems)} of {len(self.variables)} variables do not fit the "
+                f"model; the model must be the one that was saved\n" + "\n".join(problems)
+            )
+
+    def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Set every variable; raises `StateMismatch` as `check` does, before anything is set."""
+        self.check(arrays)
+        for name, variable in self.variables.items():
+            variable.assign(arrays[name])
+
+
+def to_numpy(snapshot: Mapping[str, tf.Tensor]) -> Arrays:
+    """Fetch a snapshot's tensors to host memory; may run in another thread."""
+    return {name: tensor.numpy() for name, tensor in snapshot.items()}
+
+
+def not_finite(arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
+    """Names of floating-point arrays that hold a NaN or an infinity."""
+    return [
+        name
+        for name, value in arrays.items()
+        if value.dtype.kind not in "iub" and not np.isfinite(value).all()
+    ]
+
+
+def _generators(model: keras.Model) -> Iterable[tuple[str, Any]]:
+    for layer in model._flatten_layers():
+        for attribute, value in vars(layer).items():
+            if isinstance(value, tf.random.Generator):
+                yield f"generator/{layer.path}/{attribute}", value.state

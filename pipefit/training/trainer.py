@@ -1,0 +1,218 @@
+"""The inner loop: a number of steps goes in, arrays of their metrics come out. See `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipefit.data import Source
+from pipefit.errors import SpecError, TrainingError
+from pipefit.training.devices import Batch, Replicas
+from pipefit.training.objective import Objective
+from pipefit.training.optimizers import Clip, averaged, summed
+from pipefit.training.pipeline import training_batches, validation_batches
+from pipefit.training.state import Arrays, State
+
+#: Ops whose state lives outside of variables: it cannot be saved, so a run would not be exact.
+_UNSAVED_RANDOM = frozenset(
+    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal RandomShuffle Multinomial "
+    "RandomGamma RandomPoisson RandomPoissonV2 ParameterizedTruncatedNormal".split()
+)
+
+
+class Trainer:
+    """Runs optimizer updates on the devices; knows nothing of files, databases or intervals.
+
+        build model, optimizer, iterator (at `position`)
+        run(n):   repeat n times inside one tf.function:
+                      batch = next(iterator)
+                      every device: forward, loss, gradient of its slice of the batch
+                      sum over devices -> clip -> apply
+                  return every step's metrics
+
+    Args:
+        objective: model (built), loss and metrics.
+        optimizer: prepared by `pipefit.training.optimizers.prepare`.
+        source: the training data.
+        replicas: the devices; the model and the optimizer were made in their scope.
+        batch_size: examples per update, over all devices.
+        seed: of the order of examples.
+        accumulate: slices of the batch whose gradients are averaged before the update.
+        clip: of the summed gradients.
+        jit_compile: compile the step with XLA.
+    """
+
+    def __init__(
+        self,
+        *,
+        objective: Objective,
+        optimizer: Any,
+        source: Source,
+        replicas: Replicas,
+        batch_size: int,
+        seed: int,
+        accumulate: int = 1,
+        clip: Clip | None = None,
+        jit_compile: bool = False,
+    ):
+        self.objective = objective
+        self.optimizer = optimizer
+        self.replicas = replicas
+        self.batch_size = batch_size
+        self.state = State(objective.model, optimizer)
+        self.step = 0
+        self.position = 0
+        self._source, self._seed = source, seed
+        self._accumulate, self._clip = accumulate, clip or Clip()
+        self._iterator: Any = None
+        self._names = ["loss", *objective.metrics, "learning_rate"]
+        one_step = self._replica_step
+        self._replica = tf.function(one_step, jit_compile=True) if jit_compile else one_step
+        self._run = tf.function(self._steps)
+
+    def run(self, steps: int) -> Arrays:
+        """Do this many updates.
+
+        Args:
+            steps: at least 1.
+
+        Returns:
+            float32 arrays of shape [steps]: loss (mean over the batch, with regularisers), the
+            metrics (means over the batch) and the learning rate that the step used.
+
+        Raises:
+            TrainingError: if the optimizer did not count as many updates, or the model draws
+                random numbers whose state cannot be saved.
+        """
+        if self._iterator is None:
+            self._start()
+        before = self._updates()
+        rows = self._run(self._iterator, tf.constant(steps)).numpy()
+        done = self._updates() - before
+        if done != steps:
+            raise TrainingError(f"{steps} steps were asked for, the optimizer did {done}")
+        self.step += steps
+        self.position += steps * self.batch_size
+        return {name: rows[:, i] for i, name in enumerate(self._names)}
+
+    def snapshot(self) -> dict[str, Any]:
+        """All state at the current step (see `pipefit.training.state`); cheap, not yet copied."""
+        return {
+            **self.state.snapshot(),
+            "run/step": tf.constant(self.step, tf.int64),
+            "run/position": tf.constant(self.position, tf.int64),
+        }
+
+    def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Continue from a snapshot. Raises StateMismatch, before anything is changed."""
+        rest = {k: v for k, v in arrays.items() if not k.startswith("run/")}
+        self.state.restore(rest)
+        self.step, self.position = int(arrays["run/step"]), int(arrays["run/position"])
+        self._iterator = None
+
+    def _updates(self) -> int:
+        return int(tf.convert_to_tensor(self.optimizer.iterations.value))
+
+    def _start(self) -> None:
+        dataset = training_batches(
+            self._source, seed=self._seed, position=self.position, batch_size=self.batch_size
+        )
+        self._iterator = iter(dataset)
+        graph = self._run.get_concrete_function(self._iterator, tf.constant(1)).graph
+        _refuse_unsaved_random(graph.as_graph_def())
+
+    def _steps(self, iterator: Iterator[Batch], steps: tf.Tensor) -> tf.Tensor:
+        rows = tf.TensorArray(tf.float32, size=steps, element_shape=[len(self._names)])
+        for i in tf.range(steps):
+            rate = tf.cast(self.optimizer.learning_rate, tf.float32)
+            slices = self.replicas.split(next(iterator), self._accumulate)
+            values = self.replicas.total(self.replicas.run(self._replica, slices))
+            rows = rows.write(i, tf.concat([values, [rate]], axis=0))
+        return rows.stack()
+
+    def _replica_step(self, slices: list[Batch]) -> tf.Tensor:
+        variables = self.objective.model.trainable_variables
+        sums, gradients = [], []
+        for fields in slices:
+            with tf.GradientTape() as tape:
+                values, _ = self.objective(fields, training=True)
+                totals = [tf.reduce_sum(v) / self.batch_size for v in values.values()]
+                if regularisers := self.objective.model.losses:
+                    totals[0] += tf.add_n(regularisers) / (self.replicas.count * len(slices))
+            sums.append(tf.stack(totals))
+            gradients.append(tape.gradient(totals[0], [v.value for v in variables]))
+        self.optimizer.apply(self._clip(summed(averaged(gradients))), variables)
+        return sums[0] if len(sums) == 1 else tf.add_n(sums)
+
+
+class Validator:
+    """Reads every example of a validation set once, with the model's variables as they are.
+
+    Args:
+        objective: the model (the one in training, or a restored one), loss and metrics.
+        source: the examples.
+        replicas: as of the model.
+        batch_size: examples at once; the last batch may be smaller.
+        outputs: names of model outputs to hand out per example.
+    """
+
+    def __init__(
+        self,
+        *,
+        objective: Objective,
+        source: Source,
+        replicas: Replicas,
+        batch_size: int,
+        outputs: tuple[str, ...] = (),
+    ):
+        self._objective, self._replicas, self._outputs = objective, replicas, outputs
+        self._dataset = validation_batches(source, batch_size)
+        self._batch = tf.function(self._batch_values)
+        self.examples = len(source)
+
+    def run(self, sink: Any = None) -> dict[str, float]:
+        """Validate.
+
+        Args:
+            sink: called with each batch's wanted outputs, dicts of arrays [examples, ...].
+
+        Returns:
+            Means over all examples, summed in float64.
+        """
+        sums: dict[str, float] = {}
+        for batch in self._dataset:
+            values, outputs = self._batch(batch)
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + float(np.sum(value.numpy(), dtype=np.float64))
+            if sink is not None and outputs:
+                sink({name: value.numpy() for name, value in outputs.items()})
+        return {name: value / self.examples for name, value in sums.items()}
+
+    def _batch_values(self, batch: Batch) -> tuple[Batch, Batch]:
+        values, outputs = self._replicas.run(self._replica, self._replicas.split(batch))
+        joined = self._replicas.joined
+        return {k: joined(v) for k, v in values.items()}, {k: joined(v) for k, v in outputs.items()}
+
+    def _replica(self, slices: list[Batch]) -> tuple[Batch, Batch]:
+        values, outputs = self._objective(slices[0], training=False)
+        missing = [name for name in self._outputs if name not in outputs]
+        if missing:
+            raise SpecError(
+                f"outputs = {missing}: the model has no such outputs; it has {', '.join(outputs)}"
+            )
+        return values, {name: outputs[name] for name in self._outputs}
+
+
+def _refuse_unsaved_random(graph: Any) -> None:
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    for node in nodes:
+        if node.op in _UNSAVED_RANDOM:
+            raise TrainingError(
+                f"model: {node.name} draws random numbers with {node.op}, whose state cannot be "
+                f"saved, so the run could not be continued exactly; use keras.random with a "
+                f"keras.random.SeedGenerator"
+            )

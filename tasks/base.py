@@ -1,0 +1,163 @@
+"""What the tasks share: the experiment they belong to, their defaults for Luigi, short errors."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import shlex
+import sys
+
+import luigi
+import luigi.configuration
+from tqdm import tqdm
+
+from pipefit import settings
+from pipefit.errors import EXIT_INTERRUPTED, PipefitError
+from pipefit.records import RunOrder
+from pipefit.spec import Spec, parse_set, read_spec
+from pipefit.store import Store, open_store
+
+#: Used where luigi.cfg says nothing, so that the tasks behave the same in any folder.
+DEFAULTS = {
+    "core": {
+        # The run's lease says who owns it, and it works across hosts.
+        "no_lock": "true",
+        "log_level": "INFO",
+    },
+    "retcode": {
+        "already_running": "10",
+        "missing_data": "20",
+        "not_run": "25",
+        "task_failed": "30",
+        "scheduling_error": "35",
+        "unhandled_exception": "40",
+    },
+    # A task that returns without its target has failed.
+    "worker": {"check_complete_on_run": "true"},
+}
+
+_SCHEDULER_ADDRESS = ("scheduler-host", "scheduler-port", "scheduler-url")
+
+
+class Preempted(SystemExit, KeyboardInterrupt):
+    """Ends Luigi with code 75 after SIGTERM or SIGINT.
+
+    Luigi turns every exception of a task into a failure and goes on, except KeyboardInterrupt;
+    Python's own exit code of that would be 130.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_INTERRUPTED)
+
+
+class ExperimentTask(luigi.Task):
+    """A task of one experiment."""
+
+    config = luigi.Parameter(default="configs/digits.toml", description="the experiment file")
+    set = luigi.Parameter(
+        default="", description="changes to it: words dotted.key=value, values as in TOML"
+    )
+    allow_change = luigi.Parameter(
+        default="",
+        significant=False,
+        description="dotted keys in which the run may differ from the stored one of its name",
+    )
+
+    def __init__(self, *args: object, **kwargs: object):
+        super().__init__(*args, **kwargs)
+        _ = self.spec  # a wrong file is told before anything is scheduled
+
+    @property
+    def spec(self) -> Spec:
+        """The experiment; read once per process and then kept, whatever happens to the file."""
+        return load_spec(self.config, self.set)
+
+    @property
+    def same(self) -> dict[str, str]:
+        """The parameters for another task of the same experiment."""
+        return {"config": self.config, "set": self.set, "allow_change": self.allow_change}
+
+    def run_order(self) -> RunOrder:
+        """What identifies the run in the store."""
+        spec = self.spec
+        return RunOrder(
+            collection=spec.collection,
+            name=spec.name,
+            identity=spec.identity,
+            parts=spec.parts(),
+            spec=spec.to_json(),
+            steps=spec.train.steps,
+            allow_change=tuple(shlex.split(self.allow_change)),
+        )
+
+
+@functools.cache
+def load_spec(config: str, changes: str) -> Spec:
+    """The experiment of a file and `--set` words."""
+    return read_spec(config, parse_set(changes))
+
+
+def store() -> Store:
+    """The store that the settings name; opening connects to nothing yet."""
+    return open_store(settings.mongo_uri())
+
+
+class _ShortErrors(logging.Filter):
+    """Errors raised on purpose are shown without their tracebacks."""
+
+    _IN_TEXT = re.compile(r":?\s*\n?Traceback .*?^pipefit\.errors\.\w+: ", re.DOTALL | re.MULTILINE)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, PipefitError):
+            record.msg, record.args = f"{error}", ()
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.ERROR, "ERROR"
+            return True
+        text = record.getMessage()
+        found = list(self._IN_TEXT.finditer(text))
+        if found:
+            record.msg, record.args = text[found[-1].end() :].rstrip(), ()
+            record.levelno, record.levelname = logging.ERROR, "ERROR"
+        return True
+
+
+class _AboveTheBar(logging.Handler):
+    """Writes log lines to stderr without tearing a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def set_up() -> None:
+    """Give Luigi our defaults and let both loggers speak the same way. Safe to call again."""
+    config = luigi.configuration.get_config()
+    for section, values in DEFAULTS.items():
+        for key, value in values.items():
+            if config.get(section, key, None) is None:
+                config.set(section, key, value)
+    if config.get("core", "local_scheduler", None) is None and not _names_a_scheduler(config):
+        config.set("core", "local_scheduler", "true")
+    luigi_logger = logging.getLogger("luigi-interface")
+    if not any(isinstance(f, _ShortErrors) for f in luigi_logger.filters):
+        luigi_logger.addFilter(_ShortErrors())
+        handler = _AboveTheBar()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        ours = logging.getLogger("pipefit")
+        ours.setLevel(logging.INFO)
+        ours.addHandler(handler)
+        ours.propagate = False
+
+
+def _names_a_scheduler(config: object) -> bool:
+    """Whether a luigid was named, on the command line or in luigi.cfg."""
+    flags = tuple(f"--{key}" for key in _SCHEDULER_ADDRESS)
+    if any(word.startswith(flags) for word in sys.argv[1:]):
+        return True
+    keys = [f"default-{key}" for key in _SCHEDULER_ADDRESS] + list(_SCHEDULER_ADDRESS)
+    return any(
+        config.get("core", key.replace("-", sign), None) is not None  # type: ignore[attr-defined]
+        for key in keys
+        for sign in "-_"
+    )

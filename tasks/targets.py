@@ -1,0 +1,49 @@
+"""Targets: plain names and numbers that are asked for in the store or the cache when needed."""
+
+from __future__ import annotations
+
+import luigi
+
+from tasks.base import store
+
+
+class CheckpointTarget(luigi.Target):
+    """The committed checkpoint of a run at a step."""
+
+    def __init__(self, collection: str, run: str, step: int):
+        self.collection, self.run, self.step = collection, run, step
+
+    def exists(self) -> bool:
+        """One indexed question; raises StoreUnavailable if it cannot be asked."""
+        return bool(store().committed(self.collection, [(self.run, self.step)]))
+
+    def __str__(self) -> str:
+        return f"checkpoint of step {self.step} of {self.collection}/{self.run}"
+
+
+class ValidationTarget(luigi.Target):
+    """The validation of a run's committed checkpoint on one set."""
+
+    def __init__(self, collection: str, run: str, name: str, step: int):
+        self.collection, self.run, self.name, self.step = collection, run, name, step
+
+    def exists(self) -> bool:
+        """One indexed question; raises StoreUnavailable if it cannot be asked."""
+        return bool(store().validated(self.collection, [(self.run, self.name, self.step)]))
+
+    def __str__(self) -> str:
+        return f"validation {self.name} at step {self.step} of {self.collection}/{self.run}"
+
+
+class SummaryTarget(luigi.Target):
+    """Aggregate's record of a run at a step."""
+
+    def __init__(self, collection: str, run: str, step: int):
+        self.collection, self.run, self.step = collection, run, step
+
+    def exists(self) -> bool:
+        """One indexed question; raises StoreUnavailable if it cannot be asked."""
+        return store().summary(self.collection, self.run, self.step) is not None
+
+    def __str__(self) -> str:
+        return f"summary of step {self.step} of {self.collection}/{self.run}"
