@@ -29,6 +29,7 @@ setup(
         "numpy>=2.0",
         "pandas>=2.2.3",
         "pydantic>=2.10",
+        "tomli-w>=1.1",
         "pooch>=1.8",
         "fsspec>=2024.6",
         "safetensors>=0.5",

@@ -1,0 +1,46 @@
+"""Resumable TensorFlow training pipelines, results in MongoDB.
+
+    import pipefit
+
+    spec = pipefit.read_spec("configs/digits.toml", {"train.steps": 200})
+    store = pipefit.open_store()
+    run = store.run("digits-mlp", collection="digits")
+    run.metrics(), run.validations(), run.checkpoints()    # pandas.DataFrame
+    run.weights()                                          # dict[str, numpy.ndarray]
+    for shard in run.outputs("test"):                      # per example, never all in memory
+        print(shard["logits"].shape)
+
+Importing this package loads neither pandas nor TensorFlow nor the MongoDB driver; these come with
+what needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pipefit.errors import PipefitError
+
+if TYPE_CHECKING:
+    from pipefit.spec import Spec, read_spec
+    from pipefit.store import open_store
+
+    __version__: str
+
+__all__ = ["PipefitError", "Spec", "__version__", "open_store", "read_spec"]
+
+_HOMES = {"Spec": "pipefit.spec", "open_store": "pipefit.store", "read_spec": "pipefit.spec"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("pipefit")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,41 @@
+"""The experiment file: one TOML file, read into a validated and immutable `Spec`.
+
+spec = read_spec("configs/digits.toml", parse_set("train.steps=2000 name=night-1"))
+check_builders(spec)
+spec.identity, spec.train_data.batch_size, spec.model.call
+"""
+
+from pipefit.spec.checking import check_builders
+from pipefit.spec.experiment import Spec
+from pipefit.spec.reading import parse_set, read_spec
+from pipefit.spec.sections import (
+    Archive,
+    BestRule,
+    Clip,
+    Data,
+    Group,
+    Model,
+    Optimizer,
+    Save,
+    Train,
+    ValidationSet,
+)
+from pipefit.spec.tables import Builder
+
+__all__ = [
+    "Archive",
+    "BestRule",
+    "Builder",
+    "Clip",
+    "Data",
+    "Group",
+    "Model",
+    "Optimizer",
+    "Save",
+    "Spec",
+    "Train",
+    "ValidationSet",
+    "check_builders",
+    "parse_set",
+    "read_spec",
+]
