@@ -1,0 +1,223 @@
+"""The report of a run: one HTML page that needs nothing else, neither files nor a network.
+
+store = pipefit.open_store()
+Path("report.html").write_text(render(store.run("digits-mlp", "digits")), encoding="utf-8")
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from pipefit.records import Attempt, RunState
+from pipefit.report import plots, table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pipefit.store.base import RunReader
+
+#: Rows of a table in the page; the store has all of them.
+MOST_ROWS = 20
+
+
+def render(run: RunReader) -> str:
+    """The report of a run as it is now.
+
+    Args:
+        run: read completely but for its checkpoints' bytes; nothing is written.
+
+    Returns:
+        A page below 2 MB however long the run is. Everything in it is escaped.
+
+    Raises:
+        StoreError: what the store raises while it is read.
+    """
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        number=_number, count=_count, moment=_moment, duration=duration, size=_size, svg=Markup
+    )
+    source = resources.files("pipefit.report").joinpath("report.html.j2")
+    template = environment.from_string(source.read_text(encoding="utf-8"))
+    return template.render(_contents(run))
+
+
+def _contents(run: RunReader) -> dict[str, Any]:
+    """What the template shows, as plain values."""
+    status, document, attempts = run.status(), run.document(), run.attempts()
+    validations = run.validations()
+    best = document.get("best")
+    rows = _validation_rows(validations, best)
+    checkpoints = run.checkpoints().sort_values("step", ascending=False)
+    return {
+        "name": run.name,
+        "collection": run.collection,
+        "state": str(status.state),
+        "reason": status.reason,
+        "now": datetime.now(UTC),
+        "step": _reached(document, status.step),
+        "steps": document.get("steps"),
+        "best": best,
+        "rate": _rate(document),
+        "seconds": sum(_seconds(attempt) for attempt in attempts),
+        "finals": _finals(validations),
+        "panels": plots.metric_panels(run.metrics(), validations),
+        "metrics": plots.validation_metrics(validations),
+        "validations": rows[:MOST_ROWS],
+        "all_validations": len(rows),
+        "checkpoints": _records(checkpoints.head(MOST_ROWS)),
+        "all_checkpoints": len(checkpoints),
+        "attempts": [_attempt(attempt) for attempt in reversed(attempts)],
+        "history": _changes(document.get("history") or []),
+        "program": list(_flat(document.get("program") or {})),
+        "experiment": _without_passwords(_experiment(document.get("spec"))),
+    }
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _validation_rows(
+    validations: pd.DataFrame, best: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Newest step first; the one that is the best so far has "best" set to its metric."""
+    name, _, metric = str(best["metric"]).rpartition("/") if best else ("", "", "")
+    rows = _records(validations.sort_values("step", ascending=False, kind="stable"))
+    for row in rows:
+        is_best = best is not None and (row["set"], row["step"]) == (name, best["step"])
+        row["best"] = metric if is_best else None
+    return rows
+
+
+def _finals(validations: pd.DataFrame) -> list[dict[str, Any]]:
+    """The newest validation of every set: its name, step and metrics that are there."""
+    finals = []
+    newest = validations.sort_values("step").drop_duplicates("set", keep="last").sort_values("set")
+    for row in _records(newest):
+        metrics = {name: row[name] for name in plots.validation_metrics(validations)}
+        known = {name: value for name, value in metrics.items() if not _is_missing(value)}
+        finals.append({"set": row["set"], "step": row["step"], "metrics": known})
+    return finals
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _reached(document: Mapping[str, Any], committed: int | None) -> int:
+    progress = document.get("progress") or {}
+    return max(int(progress.get("step") or 0), committed or 0)
+
+
+def _rate(document: Mapping[str, Any]) -> float | None:
+    rate = (document.get("progress") or {}).get("rate")
+    return float(rate) if rate and math.isfinite(rate) else None
+
+
+def _seconds(attempt: Attempt) -> float:
+    """How long an attempt lasted; 0 if nobody wrote down its end."""
+    return (attempt.ended - attempt.started).total_seconds() if attempt.ended else 0.0
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "fence": attempt.fence,
+        "state": str(attempt.state),
+        "start": max(attempt.start, 0),
+        "step": attempt.step,
+        "started": attempt.started,
+        "seconds": _seconds(attempt),
+        "owner": str(attempt.owner),
+        "reason": attempt.reason,
+        "log_tail": attempt.log_tail if attempt.state is RunState.FAILED else "",
+    }
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested mappings as lines: "git.commit", "..."."""
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flat(item, f"{prefix}{key}.")
+        elif item is not None:
+            yield f"{prefix}{key}", _without_passwords(_words(item))
+
+
+def _words(item: object) -> str:
+    if isinstance(item, Iterable) and not isinstance(item, str | Mapping):
+        return " ".join(map(str, item))
+    return str(item)
+
+
+def _changes(history: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Changes of the experiment that were allowed: what, and when by which attempt."""
+    return [
+        (
+            f"{change['key']}: {change['old']!r} → {change['new']!r}",
+            f"{_moment(entry['time'])}, attempt {entry['fence']}",
+        )
+        for entry in history
+        for change in entry["changes"]
+    ]
+
+
+def _experiment(spec: object) -> str:
+    """The resolved experiment as people write it, in TOML."""
+    import tomli_w
+
+    if not isinstance(spec, Mapping):
+        return ""
+    try:
+        return tomli_w.dumps(spec)
+    except TypeError:  # a null, which TOML lacks
+        return json.dumps(spec, indent=2, ensure_ascii=False, default=str)
+
+
+def _without_passwords(text: str) -> str:
+    return re.sub(r"(://[^:/@\s]*):[^@/\s]+@", r"\1:***@", text)
+
+
+def _number(value: object) -> str:
+    if _is_missing(value) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    return table.number(value)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _moment(value: datetime) -> str:
+    aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+    return aware.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(seconds: float) -> str:
+    """A time span as people say it: 0.8 s, 42 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    total = round(seconds)
+    for large, small, names in ((86400, 3600, "d h"), (3600, 60, "h min"), (60, 1, "min s")):
+        if total >= large:
+            first, second = names.split()
+            rest = total % large // small
+            return f"{total // large} {first}" + (f" {rest} {second}" if rest else "")
+    return f"{total} s"
+
+
+def _size(value: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
