@@ -4,7 +4,49 @@ from __future__ import annotations
 
 import luigi
 
+from pipefit import archives
+from pipefit.errors import ArchiveError
 from tasks.base import store
+
+
+class ArchiveTarget(luigi.Target):
+    """An archive in the cache, verified."""
+
+    def __init__(self, sha256: str):
+        self.sha256 = sha256
+
+    def exists(self) -> bool:
+        """One look at the file's size and time, unless they changed."""
+        return archives.cached(self.sha256) is not None
+
+    def __str__(self) -> str:
+        return f"archive {self.sha256}"
+
+
+class UnpackedTarget(luigi.Target):
+    """The folder of an archive's files, each there with its size."""
+
+    def __init__(self, sha256: str):
+        self.sha256 = sha256
+
+    def exists(self) -> bool:
+        """One look at every file's size."""
+        return archives.unpacked(self.sha256) is not None
+
+    @property
+    def path(self) -> str:
+        """The folder.
+
+        Raises:
+            ArchiveError: it is not there, or not whole.
+        """
+        folder = archives.unpacked(self.sha256)
+        if folder is None:
+            raise ArchiveError(f"archive {self.sha256} is not unpacked, or was damaged; run again")
+        return str(folder)
+
+    def __str__(self) -> str:
+        return f"files of archive {self.sha256}"
 
 
 class CheckpointTarget(luigi.Target):

@@ -98,14 +98,13 @@ class Inventory:
         Raises:
             ArchiveError: more than a limit.
         """
-        if unpacked > self._limits.total_bytes:
-            limit = f"total_bytes={self._limits.total_bytes}"
-            self._exceeded(f"more than {human(self._limits.total_bytes)} unpacked", limit)
-        if unpacked > max(_SMALL, self._limits.ratio * self._archive_bytes):
-            found = (
-                f"more than {self._limits.ratio:g} times its {human(self._archive_bytes)} unpacked"
-            )
-            self._exceeded(found, f"ratio={self._limits.ratio:g}")
+        limits = self._limits
+        if unpacked > limits.total_bytes:
+            found = f"more than {human(limits.total_bytes)}"
+            self._exceeded(found, "total_bytes", limits.total_bytes, "max_bytes")
+        if unpacked > max(_SMALL, limits.ratio * self._archive_bytes):
+            found = f"more than {limits.ratio:g} times its {human(self._archive_bytes)}"
+            self._exceeded(found, "ratio", limits.ratio, "max_bytes")
 
     def refuse(self, name: str, problem: str) -> NoReturn:
         """Raise the error for a member that must not be unpacked."""
@@ -115,20 +114,19 @@ class Inventory:
             "with relative names are unpacked: pack the archive again without it"
         )
 
-    def _exceeded(self, found: str, limit: str) -> NoReturn:
-        name = limit.partition("=")[0]
+    def _exceeded(self, found: str, limit: str, value: float, key: str) -> NoReturn:
         raise ArchiveError(
-            f"archive {self.digest} holds {found}, over the limit {limit}; if you trust it, unpack "
-            "it once with a higher one and run again: python -c 'from pipefit import archives; "
-            f'archives.unpack("{self.digest}", archives.Limits({name}=...))\''
+            f"archive {self.digest} holds {found}, over the limit {limit} = {value:g}; if you "
+            f"trust it, set {key} for it in the experiment file (in Python: unpack it with "
+            f"pipefit.archives.Limits({limit}=...))"
         )
 
     def _path(self, name: str) -> str:
         """The normal form of a name, "" for the top folder; counts the member."""
         self._members += 1
         if self._members > self._limits.members:
-            limit = f"members={self._limits.members}"
-            self._exceeded(f"more than {self._limits.members} members", limit)
+            most = self._limits.members
+            self._exceeded(f"more than {most} members", "members", most, "max_members")
         if len(name) > _LONGEST_NAME:
             self.refuse(name, f"has a name of {len(name)} characters")
         if "\0" in name or "\\" in name:

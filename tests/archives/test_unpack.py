@@ -205,11 +205,11 @@ def test_hostile_zip(data, message, tmp_path):
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
 def test_a_bomb_is_refused_while_it_is_read(compress, tmp_path):
     bomb = compress(tar_of({"zeros": bytes(40 * 2**20)}, "w"))
-    assert_refused(bomb, tmp_path, r"200 times its .* unpacked, over the limit ratio=200; if you")
+    assert_refused(bomb, tmp_path, "more than 200 times its .* over the limit ratio = 200;")
 
 
 def test_a_bomb_in_a_zip_is_refused_by_its_directory(tmp_path):
-    assert_refused(zip_of({"zeros": bytes(40 * 2**20)}), tmp_path, "over the limit ratio=200")
+    assert_refused(zip_of({"zeros": bytes(40 * 2**20)}), tmp_path, "over the limit ratio = 200")
 
 
 def test_a_bomb_of_headers_is_refused(tmp_path):
@@ -222,7 +222,7 @@ def test_a_bomb_of_headers_is_refused(tmp_path):
 def test_a_bomb_needs_little_memory(tmp_path):
     limit = "import sys, resource; resource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28));"
     for bomb, message in (
-        (tar_of({"a": bytes(2**27)}, "w"), "over the limit ratio=200"),
+        (tar_of({"a": bytes(2**27)}, "w"), "over the limit ratio = 200"),
         (tar_with("a", pax_headers={"x": "y" * 2**27}), "bytes of headers"),
     ):
         digest = put(gzip.compress(bomb), tmp_path)
@@ -233,11 +233,13 @@ def test_a_bomb_needs_little_memory(tmp_path):
 def test_limits_name_themselves_and_can_be_raised(tmp_path):
     data = tar_of({f"{i}": bytes(1000) for i in range(20)})
     small = archives.Limits(total_bytes=15_000)
-    assert_refused(data, tmp_path, "14.6 KiB unpacked, over the limit total_bytes=15000", small)
-    assert_refused(data, tmp_path, r"Limits\(total_bytes=...\)", small)
+    assert_refused(data, tmp_path, "more than 14.6 KiB, over the limit total_bytes = 15000", small)
+    assert_refused(data, tmp_path, r"set max_bytes .*Limits\(total_bytes=...\)", small)
     few = archives.Limits(members=19)
-    assert_refused(data, tmp_path, "more than 19 members, over the limit members=19", few)
-    assert_refused(zip_of({"a": b"", "b": b""}), tmp_path, "members=1;", archives.Limits(members=1))
+    assert_refused(data, tmp_path, "more than 19 members, over .* = 19; .* set max_members", few)
+    assert_refused(
+        zip_of({"a": b"", "b": b""}), tmp_path, "members = 1;", archives.Limits(members=1)
+    )
     assert archives.unpack(put(data, tmp_path), archives.Limits(members=20)).is_dir()
     with pytest.raises(ValueError, match="ratio = 0 must be larger than 0"):
         archives.Limits(ratio=0)

@@ -1,0 +1,1 @@
+"""Thin Luigi tasks: what depends on what, and when it is complete. The work is in `pipefit`."""

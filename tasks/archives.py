@@ -1,0 +1,69 @@
+"""CacheArchive and UntarArchive: an archive of data or a checkpoint, verified and unpacked.
+
+luigi --module tasks.archives UntarArchive --url https://example.org/data.tar.gz --sha256 ...
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import luigi
+
+from pipefit import archives
+from tasks.targets import ArchiveTarget, UnpackedTarget
+
+
+class CacheArchive(luigi.Task):
+    """Fetches an archive into the cache; see `pipefit.archives.fetch`."""
+
+    url = luigi.Parameter(description="a path, or an address that fsspec knows")
+    sha256 = luigi.Parameter(description="of the archive, 64 hexadecimal digits")
+    base = luigi.Parameter(
+        default="", description="where a relative path is looked for after the current folder"
+    )
+
+    def output(self) -> ArchiveTarget:
+        """The verified archive."""
+        return ArchiveTarget(self.sha256)
+
+    def run(self) -> None:
+        """Fetch it."""
+        archives.fetch(self.url, self.sha256, Path(self.base) if self.base else None)
+
+
+class UntarArchive(luigi.Task):
+    """Unpacks an archive of the cache; see `pipefit.archives.unpack`."""
+
+    url = luigi.Parameter(description="a path, or an address that fsspec knows")
+    sha256 = luigi.Parameter(description="of the archive, 64 hexadecimal digits")
+    base = luigi.Parameter(
+        default="", description="where a relative path is looked for after the current folder"
+    )
+    max_bytes = luigi.IntParameter(
+        default=0,
+        significant=False,
+        description="limit of the files together, however well they compress; 0: the usual limits",
+    )
+    max_members = luigi.IntParameter(
+        default=0, significant=False, description="limit of files and folders; 0: the usual limit"
+    )
+
+    def requires(self) -> CacheArchive:
+        """The archive in the cache."""
+        return CacheArchive(url=self.url, sha256=self.sha256, base=self.base)
+
+    def output(self) -> UnpackedTarget:
+        """The folder of its files."""
+        return UnpackedTarget(self.sha256)
+
+    def run(self) -> None:
+        """Unpack it."""
+        usual = archives.Limits()
+        limits = archives.Limits(
+            members=self.max_members or usual.members,
+            total_bytes=self.max_bytes or usual.total_bytes,
+            # Who says how many bytes to expect needs no guess from the size of the archive.
+            ratio=math.inf if self.max_bytes else usual.ratio,
+        )
+        archives.unpack(self.sha256, limits)
