@@ -172,7 +172,10 @@ class Store(Protocol):
         """A run. Raises `NotFound`, naming the nearest run of the collection."""
 
     def runs(self, collection: str | None = None) -> pd.DataFrame:
-        """One row per run: collection, name, state, step, steps, attempts, updated, reason, best."""
+        """One row per run.
+
+        Columns collection, name, state, step, steps, attempts, updated, reason, best.
+        """
 
     def collections(self) -> list[str]:
         """Collections that have runs."""
@@ -220,10 +223,14 @@ class Store(Protocol):
     ) -> None:
         """Publish the validation of a committed checkpoint; replaces the one made in training."""
 
-    def put_artifact(self, collection: str, name: str, artifact: str, step: int, data: bytes) -> str:
+    def put_artifact(
+        self, collection: str, name: str, artifact: str, step: int, data: bytes
+    ) -> str:
         """Store bytes (a report, a plot) for a run and publish them; the older one is removed."""
 
-    def write_summary(self, collection: str, name: str, step: int, summary: Mapping[str, Any]) -> None:
+    def write_summary(
+        self, collection: str, name: str, step: int, summary: Mapping[str, Any]
+    ) -> None:
         """Store Aggregate's record of a step (plain values)."""
 
     def summary(self, collection: str, name: str, step: int) -> dict[str, Any] | None:

@@ -1,0 +1,261 @@
+"""Connections to MongoDB, and the one place where the driver's errors become Pipefit's.
+
+    connection = Connection("mongodb://user:secret@db.example.org/pipefit")
+    connection.shown                        # "mongodb://db.example.org/pipefit"
+    connection.database["digits.runs"]      # connects when the first operation needs it
+
+There is one client per process and URI. It is made when it is first needed, so a fork never
+carries one over that is used, and it is closed when the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from urllib.parse import parse_qsl
+
+import bson.errors
+import pymongo
+from bson.codec_options import CodecOptions
+from pymongo import errors
+from pymongo.database import Database
+from pymongo.read_concern import ReadConcern
+from pymongo.synchronous import monitor
+from pymongo.uri_parser import parse_uri
+from pymongo.write_concern import WriteConcern
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_random_exponential,
+)
+
+from pipefit.errors import StoreAccessDenied, StoreError, StoreUnavailable
+
+Document = dict[str, Any]
+
+DEFAULT_DATABASE = "pipefit"
+
+#: Durable on a majority: what was acknowledged is never rolled back.
+DURABLE = WriteConcern("majority", j=True, wtimeout=60_000)
+
+#: The same without waiting for the disk; for bytes that only a later durable write makes visible.
+REPLICATED = WriteConcern("majority", j=False, wtimeout=60_000)
+
+_TIMEOUTS = {"serverSelectionTimeoutMS": 10_000, "socketTimeoutMS": 120_000}
+_TRIES = 3
+_DENIED = {13, 18, 8000}  # Unauthorized, AuthenticationFailed, AtlasError
+_NO_SPACE = {14031}  # OutOfDiskSpace
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Connection:
+    """One database of one server, for whichever process asks.
+
+    Args:
+        uri: a mongodb:// or mongodb+srv:// URI; its path names the database.
+
+    Raises:
+        StoreError: the URI cannot be parsed.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.shown, self._name, options = _parse(uri)
+        self._uri = uri
+        self._timeouts: dict[str, Any] = {
+            k: v for k, v in _TIMEOUTS.items() if k.lower() not in options
+        }
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.shown}>"
+
+    @property
+    def database(self) -> Database[Document]:
+        """The database, on this process's client: durable writes, reads that are never undone."""
+        client = _client((os.getpid(), self._uri), self._connect)
+        return client.get_database(
+            self._name,
+            codec_options=CodecOptions(tz_aware=True, tzinfo=UTC),
+            # Whatever the URI prefers: an old answer of a secondary would restart a finished run.
+            read_preference=pymongo.ReadPreference.PRIMARY,
+            read_concern=ReadConcern("majority"),
+            write_concern=DURABLE,
+        )
+
+    def _connect(self) -> pymongo.MongoClient[Document]:
+        return pymongo.MongoClient(
+            self._uri,
+            appname="pipefit",
+            **self._timeouts,
+        )
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn what the driver raises into Pipefit's errors."""
+        try:
+            yield
+        except (errors.PyMongoError, bson.errors.BSONError, OverflowError) as error:
+            raise _translated(error, self.shown) from error
+
+
+class HasConnection(Protocol):
+    """What `guarded` methods belong to."""
+
+    @property
+    def connection(self) -> Connection:
+        """The connection the method uses."""
+
+
+_S = TypeVar("_S", bound=HasConnection)
+_Method = Callable[Concatenate[_S, _P], _T]
+
+
+def guarded(method: _Method[_S, _P, _T]) -> _Method[_S, _P, _T]:
+    """Decorate a method that may be repeated: lost connections are retried, errors translated."""
+
+    @functools.wraps(method)
+    def call(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with self.connection.errors():
+            return retrying()(method, self, *args, **kwargs)
+
+    return call
+
+
+def retrying() -> Retrying:
+    """Repeats what a lost connection interrupted, at most twice.
+
+    The driver itself repeats reads once, and writes only on replica sets. A server that cannot be
+    found at all has been waited for already.
+    """
+    return Retrying(
+        retry=retry_if_exception(_is_lost_connection),
+        stop=stop_after_attempt(_TRIES),
+        wait=wait_random_exponential(multiplier=0.1, max=1.0),
+        reraise=True,
+    )
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    return isinstance(error, errors.AutoReconnect) and not isinstance(
+        error, errors.ServerSelectionTimeoutError
+    )
+
+
+def _translated(error: Exception, shown: str) -> StoreError:
+    reason = _reason(error)
+    code = getattr(error, "code", None)
+    if code in _DENIED:
+        return StoreAccessDenied(
+            f"{shown} refuses access: {reason}; check the user, the password, authSource and the "
+            "user's roles"
+        )
+    if code in _NO_SPACE or "No space left" in reason or "OutOfDiskSpace" in reason:
+        return StoreError(
+            f"{shown} has no disk space left: {reason}; free some on the server, then type the "
+            "same command again"
+        )
+    # Of a URI that has been read already only the name service can still be a configuration error.
+    unreachable = errors.ConnectionFailure | errors.WTimeoutError | errors.ConfigurationError
+    if isinstance(error, unreachable):
+        return StoreUnavailable(
+            f"{shown} cannot be reached: {reason}; start the server, or set PIPEFIT_MONGO_URI to "
+            "another one"
+        )
+    return StoreError(f"{shown} failed: {reason}")
+
+
+def _reason(error: Exception) -> str:
+    """The first words of the driver's message, without its topology dump and command document."""
+    text = " ".join(str(error).split())
+    for noise in (" (configured timeouts", ", Timeout: ", ", Topology Description", ", full error"):
+        text = text.partition(noise)[0]
+    return text[:300] or type(error).__name__
+
+
+def _parse(uri: str) -> tuple[str, str, set[str]]:
+    """The URI without user, password and options; the database's name; the options' names."""
+    scheme, _, rest = uri.partition("://")
+    location, _, query = rest.partition("?")
+    authority, _, path = location.partition("/")
+    # A password with an unescaped slash can leave "host:port/rest-of-it@host" and be well formed.
+    name = _database_name(uri) if "@" not in path else None
+    if name is None or "." in path:
+        raise _unreadable(uri)
+    options = {key.lower() for key, _ in parse_qsl(query)}
+    return f"{scheme}://{authority.rpartition('@')[2]}/{name}", name, options
+
+
+def _database_name(uri: str) -> str | None:
+    """The database the URI names, or the default; None if the driver cannot read the URI."""
+    try:
+        # As a plain URI, because for mongodb+srv:// the driver asks the name service right here.
+        parsed = parse_uri(uri.replace("mongodb+srv://", "mongodb://", 1), warn=False)
+    except (errors.PyMongoError, ValueError, TypeError):
+        return None
+    return parsed["database"] or DEFAULT_DATABASE
+
+
+def _unreadable(uri: str) -> StoreError:
+    """The error for a URI; as the driver quotes what it cannot read, it never sees the password."""
+    reason = ""
+    try:
+        parse_uri("mongodb://" + uri.partition("://")[2].rpartition("@")[2], warn=False)
+    except (errors.PyMongoError, ValueError, TypeError) as error:
+        reason = f" ({_reason(error)})"
+    return StoreError(
+        f"the MongoDB connection string cannot be read{reason}: write "
+        "mongodb://USER:PASSWORD@HOST:PORT/DATABASE, and any of / : @ ? % in the user's name or "
+        "the password as %2F %3A %40 %3F %25"
+    )
+
+
+_clients: dict[tuple[int, str], pymongo.MongoClient[Document]] = {}
+_inherited: list[pymongo.MongoClient[Document]] = []
+_lock = threading.Lock()
+
+
+def _client(
+    key: tuple[int, str], connect: Callable[[], pymongo.MongoClient[Document]]
+) -> pymongo.MongoClient[Document]:
+    with _lock:
+        if key not in _clients:
+            _clients[key] = connect()
+        return _clients[key]
+
+
+def _forget_clients() -> None:
+    """In the child of a fork: the parent's clients are kept, so that nothing touches them."""
+    global _lock  # noqa: PLW0603  # another thread of the parent may have held it
+    _lock = threading.Lock()
+    _inherited.extend(_clients.values())
+    _clients.clear()
+
+
+def _close_clients() -> None:
+    """At exit: close this process's clients, and do not wait for their sleeping threads."""
+    ours = list(_clients.values())
+    _clients.clear()
+    # Closing tells the server to end the sessions; a server that is gone is not waited for.
+    with pymongo.timeout(0.5):
+        for client in ours:
+            client.close()
+    # The driver's own hook joins its monitor threads, which notice the end only after a sleep of
+    # up to 0.5 s. They are daemons and their client is closed, so nothing is lost by not waiting,
+    # unless somebody else's client is still open.
+    others = getattr(pymongo.MongoClient, "_clients", None)
+    hook = getattr(monitor, "_shutdown_resources", None)
+    known = {id(client) for client in (*ours, *_inherited)}
+    if hook and others is not None and all(id(other) in known for other in others.values()):
+        atexit.unregister(hook)
+
+
+os.register_at_fork(after_in_child=_forget_clients)
+atexit.register(_close_clients)

@@ -1,0 +1,201 @@
+"""How tensors, metric columns and plain values become bytes, and back.
+
+Tensors are kept in the safetensors layout: eight bytes with the length of a JSON header, the
+header with dtype, shape, begin and end of every tensor, then the data, little-endian.
+
+    >>> import numpy as np
+    >>> data = encode_tensors({"dense/kernel": np.ones((2, 3), np.float32)})
+    >>> index = read_index(header_text(data))
+    >>> index.entries["dense/kernel"].shape
+    (2, 3)
+    >>> tensor(index.entries["dense/kernel"], memoryview(data)[index.start :]).sum().item()
+    6.0
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from pipefit.errors import StoreError
+from pipefit.records import MetricBlock, TensorEntry
+
+Bytes = bytes | bytearray | memoryview
+
+_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+}
+
+#: Bytes of metric columns in one record; a record stays far below MongoDB's limit of 16 MiB.
+METRICS_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True)
+class TensorIndex:
+    """What a file holds: where its data section starts, and what lies where in that section."""
+
+    start: int
+    entries: Mapping[str, TensorEntry]
+
+    def matching(self, include: str | None) -> dict[str, TensorEntry]:
+        """The entries whose name the regular expression matches somewhere; None: all.
+
+        Raises:
+            StoreError: `include` is not a regular expression.
+        """
+        if include is None:
+            return dict(self.entries)
+        try:
+            pattern = re.compile(include)
+        except re.error as error:
+            raise StoreError(f"include {include!r} is not a regular expression: {error}") from None
+        return {name: entry for name, entry in self.entries.items() if pattern.search(name)}
+
+
+def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """The tensors in the safetensors layout.
+
+    Raises:
+        StoreError: a dtype that the layout does not have (text, objects), or a reserved name.
+    """
+    return safetensors.numpy.save({name: _storable(name, a) for name, a in tensors.items()})
+
+
+def _storable(name: str, array: np.ndarray) -> np.ndarray:
+    if name == "__metadata__" or array.dtype.name not in _DTYPES.values():
+        raise StoreError(
+            f"tensor {name!r} of dtype {array.dtype} cannot be stored: its name must not be "
+            f"__metadata__ and its dtype one of {', '.join(_DTYPES.values())}"
+        )
+    # safetensors copies the memory as it lies there, whatever the strides say.
+    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+
+
+def header_text(data: Bytes) -> str:
+    """The header of a file of tensors."""
+    return str(data[8 : 8 + header_length(data)], "utf-8")
+
+
+def header_length(data: Bytes) -> int:
+    """Bytes of the header, from the first eight bytes of a file."""
+    return int.from_bytes(data[:8], "little")
+
+
+def read_index(header: str) -> TensorIndex:
+    """What a file with this header holds.
+
+    Raises:
+        ValueError, KeyError, TypeError: this is no header.
+    """
+    entries = {
+        name: TensorEntry(entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
+        for name, entry in json.loads(header).items()
+        if name != "__metadata__"
+    }
+    return TensorIndex(start=8 + len(header.encode()), entries=entries)
+
+
+def tensor(entry: TensorEntry, data: memoryview) -> np.ndarray:
+    """One tensor as a view on its bytes."""
+    return np.frombuffer(data, dtype=dtype_of(entry.dtype)).reshape(entry.shape)
+
+
+def dtype_of(code: str) -> np.dtype[Any]:
+    """The numpy dtype of a safetensors dtype code.
+
+    Raises:
+        StoreError: a code this version does not know.
+    """
+    if code not in _DTYPES:
+        raise StoreError(
+            f"a tensor of safetensors dtype {code} cannot be read: known are {', '.join(_DTYPES)}"
+        )
+    return named_dtype(_DTYPES[code])
+
+
+def named_dtype(name: str) -> np.dtype[Any]:
+    """The little-endian dtype that numpy, or ml_dtypes, calls so."""
+    if name != "bfloat16":
+        return np.dtype(name).newbyteorder("<")
+    import ml_dtypes  # comes with TensorFlow
+
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def split_block(block: MetricBlock) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
+    """Cut a block into records: first step, number of steps, columns.
+
+    Raises:
+        StoreError: a column is not numeric, or not of shape [steps].
+    """
+    columns = {name: _column(name, values, len(block)) for name, values in block.columns.items()}
+    row_bytes = sum(values.itemsize for values in columns.values())
+    rows = max(1, METRICS_BYTES // max(1, row_bytes))
+    for begin in range(0, len(block), rows):
+        end = min(begin + rows, len(block))
+        yield (
+            block.first + begin,
+            end - begin,
+            [
+                {"name": name, "dtype": values.dtype.str, "data": values[begin:end].tobytes()}
+                for name, values in columns.items()
+            ],
+        )
+
+
+def _column(name: str, values: np.ndarray, steps: int) -> np.ndarray:
+    column = np.asarray(values)
+    if column.dtype.name == "bfloat16":
+        column = column.astype(np.float32)
+    if column.dtype.kind not in "fiub" or column.shape != (steps,):
+        raise StoreError(
+            f"metric {name!r} is {column.dtype} of shape {list(column.shape)}: columns of a block "
+            f"are numbers of one shape, here [{steps}]"
+        )
+    return column.astype(column.dtype.newbyteorder("<"), copy=False)
+
+
+def column_values(column: Mapping[str, Any]) -> np.ndarray:
+    """The values of a stored metric column, read only."""
+    return np.frombuffer(column["data"], dtype=np.dtype(column["dtype"]))
+
+
+def plain(value: Any) -> Any:
+    """The value with numpy's scalars and arrays turned into numbers and lists.
+
+    Raises:
+        StoreError: it is, or holds, something that is not plain data.
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, str | bool | int | float | datetime):
+        return value
+    raise StoreError(
+        f"{value!r} of type {type(value).__name__} cannot be stored: give numbers, text, true or "
+        "false, None, lists and dictionaries"
+    )

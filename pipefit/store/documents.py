@@ -1,0 +1,244 @@
+"""What the documents of the database mean: from BSON to the plain data of `pipefit.records`.
+
+A run's document (`<c>.runs`) has the run's name as its `_id` and stays small however long the run:
+
+    version, name, identity, steps, state, reason, fence, created, updated
+    parts, spec, program            JSON text, because their keys may hold dots
+    line                            [[fence, start], ...]
+    committed                       {step, id} of the newest checkpoint, or null
+    best, progress                  documents or null
+    lease                           {fence, token, owner, since, expires} or null
+    attempt                         {fence, owner, started, start, ended, state, reason, reached}
+    history                         [{time, fence, changes: [{key, old, new}]}]
+
+A record (`<c>.records`) has run, kind, name, step and fence, is unique by the first four, and is
+replaced, never changed. `name` is the set of a validation, the id of a checkpoint or of outputs,
+the name of an artifact, else "". `step` of an attempt is its fence.
+
+    kind            written by              counts if
+    metrics         write_metrics           the line says so (`records.counts`)
+    validation      write_validation        the line says so
+    checkpoint      commit                  ... and its step is committed
+    validated       commit_validation       ... and its step is committed
+    summary         write_summary           ... and its step is committed
+    attempt, artifact, outputs              always; outputs are seen when a `validated` names them
+
+In a run's document read from the server, `now` is the server's time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from pipefit import records
+from pipefit.errors import StoreError
+from pipefit.records import (
+    NOTHING,
+    Attempt,
+    Best,
+    CheckpointInfo,
+    Lease,
+    Owner,
+    RunState,
+    RunStatus,
+    Validation,
+)
+from pipefit.store.files import StoredFile
+from pipefit.store.owner import is_dead
+
+Document = dict[str, Any]
+
+VERSION = 1
+
+METRICS = "metrics"
+VALIDATION = "validation"
+VALIDATED = "validated"
+CHECKPOINT = "checkpoint"
+SUMMARY = "summary"
+ATTEMPT = "attempt"
+ARTIFACT = "artifact"
+OUTPUTS = "outputs"
+
+_JSON_FIELDS = ("parts", "spec", "program")
+
+
+def owner_document(owner: Owner) -> Document:
+    """An owner as it is stored."""
+    return {
+        "host": owner.host,
+        "scope": owner.scope,
+        "pid": owner.pid,
+        "started": owner.started,
+    }
+
+
+def lease_of(run: Mapping[str, Any]) -> Lease | None:
+    """The lease of a run if it has not run out and its owner is not known to be dead."""
+    stored = run["lease"]
+    if stored is None or stored["expires"] <= run["now"]:
+        return None
+    owner = Owner(**stored["owner"])
+    return None if is_dead(owner) else Lease(stored["fence"], owner, stored["expires"])
+
+
+def state_of(run: Mapping[str, Any]) -> RunState:
+    """The state of a run: RUNNING only as long as somebody holds the lease."""
+    state = RunState(run["state"])
+    if state is RunState.RUNNING and lease_of(run) is None:
+        return RunState.INTERRUPTED
+    return state
+
+
+def status_of(run: Mapping[str, Any], collection: str) -> RunStatus:
+    """What a scheduler asks about a run."""
+    committed = run["committed"]
+    return RunStatus(
+        name=run["_id"],
+        collection=collection,
+        identity=run["identity"],
+        state=state_of(run),
+        step=committed["step"] if committed else None,
+        reason=run["reason"],
+    )
+
+
+def described(run: Mapping[str, Any], collection: str) -> Document:
+    """A run's document as plain values, for people and reports."""
+    document = {key: value for key, value in run.items() if key not in ("_id", "now")}
+    document.update({key: json.loads(run[key]) for key in _JSON_FIELDS})
+    lease = lease_of(run)
+    document["lease"] = lease and {key: run["lease"][key] for key in ("owner", "since", "expires")}
+    return {**document, "name": run["_id"], "collection": collection, "state": str(state_of(run))}
+
+
+def attempt_of(stored: Mapping[str, Any], lease: Lease | None) -> Attempt:
+    """An attempt; one that has no end and no lease any more was interrupted."""
+    state = RunState(stored["state"])
+    lives = lease is not None and lease.fence == stored["fence"]
+    if stored["ended"] is None and not lives:
+        state = RunState.INTERRUPTED
+    return Attempt(
+        fence=stored["fence"],
+        start=stored["start"],
+        owner=Owner(**stored["owner"]),
+        started=stored["started"],
+        ended=stored["ended"],
+        state=state,
+        reason=stored["reason"],
+        step=stored["reached"],
+        log_tail=stored.get("log_tail", ""),
+    )
+
+
+def best_of(stored: Mapping[str, Any] | None) -> Best | None:
+    """The best validation as it is stored, or None."""
+    return Best(**stored) if stored else None
+
+
+def best_document(best: Best | None) -> Document | None:
+    """The best validation as it is to be stored."""
+    if best is None:
+        return None
+    return {
+        "metric": best.metric,
+        "mode": best.mode,
+        "value": float(best.value),
+        "step": int(best.step),
+    }
+
+
+def checkpoint_of(record: Mapping[str, Any]) -> CheckpointInfo:
+    """A checkpoint's record."""
+    return CheckpointInfo(
+        id=record["name"],
+        step=record["step"],
+        fence=record["fence"],
+        size=record["size"],
+        sha256=record["sha256"],
+        created=record["created"],
+        kinds=frozenset(record["kinds"]),
+    )
+
+
+def checkpoint_file(info: CheckpointInfo, name: str) -> StoredFile:
+    """The file of a checkpoint of the run `name`."""
+    return StoredFile(
+        info.id, info.size, info.sha256, f"the checkpoint of step {info.step} of run {name!r}"
+    )
+
+
+def validation_of(record: Mapping[str, Any]) -> Validation:
+    """The record of a validation, made in training or of a committed checkpoint."""
+    return Validation(
+        name=record["name"],
+        step=record["step"],
+        metrics=record["metrics"],
+        examples=record["examples"],
+        checkpoint=record["checkpoint"],
+        seconds=record["seconds"],
+    )
+
+
+def validation_content(validation: Validation) -> Document:
+    """What a record of a validation says.
+
+    Raises:
+        StoreError: a metric is named like a column of `RunReader.validations`, or is no number.
+    """
+    reserved = sorted(
+        set(validation.metrics) & {"step", "set", "examples", "checkpoint", "seconds"}
+    )
+    if reserved:
+        raise StoreError(
+            f"validation {validation.name!r} has a metric named {reserved[0]!r}, which is the name "
+            "of a column of its own: rename the metric"
+        )
+    try:
+        metrics = {str(name): float(value) for name, value in validation.metrics.items()}
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            f"validation {validation.name!r}: a metric is no number: {error}"
+        ) from None
+    return {
+        "metrics": metrics,
+        "examples": int(validation.examples),
+        "checkpoint": validation.checkpoint,
+        "seconds": float(validation.seconds),
+    }
+
+
+def counts(run: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether a record is part of the run, and committed if it is about a checkpoint."""
+    if not records.counts(run["line"], record["fence"], record["step"]):
+        return False
+    if record["kind"] in (METRICS, VALIDATION):
+        return True
+    return bool(record["step"] <= committed_step(run))
+
+
+def committed_step(run: Mapping[str, Any]) -> int:
+    """The newest committed step, -1 before the first."""
+    committed = run["committed"]
+    return int(committed["step"]) if committed else NOTHING
+
+
+def checkpoints_of(
+    run: Mapping[str, Any], stored: Iterable[Mapping[str, Any]]
+) -> dict[int, CheckpointInfo]:
+    """The committed checkpoints of a run among these records, by step.
+
+    A commit that was cut off between its record and its publication, and the one that replaces it,
+    leave two records of one step: the published one counts, else the newer one.
+    """
+    chosen: dict[int, CheckpointInfo] = {}
+
+    def rank(info: CheckpointInfo) -> tuple[bool, datetime]:
+        return info.id == run["committed"]["id"], info.created
+
+    for info in (checkpoint_of(record) for record in stored if counts(run, record)):
+        if info.step not in chosen or rank(info) > rank(chosen[info.step]):
+            chosen[info.step] = info
+    return chosen

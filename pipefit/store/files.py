@@ -1,0 +1,246 @@
+"""Files in GridFS: written under a fresh id, verified, read whole or in parts.
+
+A file is never changed. It exists for readers only through the record that names its id, with the
+length and sha256 kept there; what no record names is garbage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from bson import ObjectId
+from bson.errors import InvalidId
+from gridfs import GridFSBucket
+from pymongo.collection import Collection
+from pymongo.errors import PyMongoError
+
+from pipefit.errors import CheckpointCorrupt, StoreError
+from pipefit.store import codec
+from pipefit.store.client import REPLICATED, Connection, Document, guarded, retrying
+
+# Larger headers stay in the file alone: they would make listing the files slow.
+_HEADER_LIMIT = 500_000
+_CHUNKS_PER_QUERY = 1000
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A complete file: hexadecimal id, bytes, hexadecimal sha256, and what a person calls it."""
+
+    id: str
+    size: int
+    sha256: str
+    label: str = "file"
+
+
+class Bucket:
+    """A GridFS bucket, for instance `digits.checkpoints`."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self.connection = connection
+        self.name = name
+
+    @property
+    def files(self) -> Collection[Document]:
+        """One document per complete file."""
+        return self.connection.database[f"{self.name}.files"]
+
+    @property
+    def chunks(self) -> Collection[Document]:
+        """The bytes, 255 KiB per document."""
+        return self.connection.database[f"{self.name}.chunks"]
+
+    def put(self, data: bytes, filename: str, metadata: Mapping[str, Any]) -> StoredFile:
+        """Write the bytes under a fresh id and read them back.
+
+        An upload that loses its connection is repeated whole under another id. Nothing is left of
+        a failed one, unless the server cannot be reached to remove it.
+
+        Raises:
+            StoreError: what came back is not what was written.
+        """
+        sha256 = hashlib.sha256(data).hexdigest()
+        document = {**metadata, "sha256": sha256}
+        failed: list[ObjectId] = []
+        with self.connection.errors():
+            stored = retrying()(self._put_once, data, filename, document, failed)
+            self._remove(failed)
+        return stored
+
+    def put_tensors(
+        self, tensors: Mapping[str, np.ndarray], filename: str, metadata: Mapping[str, Any]
+    ) -> StoredFile:
+        """Write tensors; their index is kept beside the file as well, unless it is very long."""
+        data = codec.encode_tensors(tensors)
+        index = {}
+        if codec.header_length(data) <= _HEADER_LIMIT:
+            index["header"] = codec.header_text(data)
+        return self.put(data, filename, {**metadata, **index})
+
+    def _put_once(
+        self, data: bytes, filename: str, metadata: Document, failed: list[ObjectId]
+    ) -> StoredFile:
+        key = ObjectId()
+        # The bytes need not be on disk yet: the journalled write that publishes them comes after
+        # them in the same journal.
+        database = self.connection.database.with_options(write_concern=REPLICATED)
+        stream = GridFSBucket(database, self.name).open_upload_stream_with_id(
+            key, filename, metadata=metadata
+        )
+        try:
+            stream.write(data)
+            stream.close()
+            stored = StoredFile(str(key), len(data), metadata["sha256"])
+            self._verify(stored)
+        except BaseException:
+            # Leaving the stream alone would keep chunks that no file owns.
+            failed.append(key)
+            with suppress(PyMongoError):
+                self._remove([key])
+            raise
+        return stored
+
+    def _verify(self, file: StoredFile) -> None:
+        for _ in self._verified(file):
+            pass
+
+    def _verified(self, file: StoredFile) -> Iterator[bytes]:
+        """The chunks of a file; raises at its end if length or sha256 differ."""
+        digest = hashlib.sha256()
+        size = 0
+        for _, data in self._find(file, {}):
+            digest.update(data)
+            size += len(data)
+            yield data
+        if (size, digest.hexdigest()) != (file.size, file.sha256):
+            raise CheckpointCorrupt(
+                f"{file.label} is damaged: {self.name} holds {size} bytes with sha256 "
+                f"{digest.hexdigest()} under {file.id}, its record says {file.size} bytes and "
+                f"{file.sha256}; use an earlier one"
+            )
+
+    def _find(self, file: StoredFile, condition: Mapping[str, Any]) -> Iterator[tuple[int, bytes]]:
+        """Number and bytes of the chunks that fulfil the condition, in order."""
+        wanted = {"files_id": _object_id(file.id), **condition}
+        for chunk in self.chunks.find(wanted, {"_id": 0, "n": 1, "data": 1}).sort("n", 1):
+            yield chunk["n"], chunk["data"]
+
+    @guarded
+    def read(self, file: StoredFile) -> bytearray:
+        """All bytes of a file, verified.
+
+        Raises:
+            CheckpointCorrupt: it is gone, or its length or sha256 differ.
+        """
+        buffer = bytearray()
+        for data in self._verified(file):
+            buffer += data
+        return buffer
+
+    def read_tensors(self, file: StoredFile, include: str | None = None) -> dict[str, np.ndarray]:
+        """The tensors whose name matches `include`; None: all, and the whole file is verified.
+
+        Raises:
+            CheckpointCorrupt: the file is gone or damaged.
+        """
+        with _undamaged(file):
+            return self._read_all(file) if include is None else self._read_some(file, include)
+
+    def _read_all(self, file: StoredFile) -> dict[str, np.ndarray]:
+        data = memoryview(self.read(file))
+        index = codec.read_index(codec.header_text(data))
+        section = data[index.start :]
+        return {
+            name: codec.tensor(entry, section[entry.begin : entry.end])
+            for name, entry in index.entries.items()
+        }
+
+    @guarded
+    def _read_some(self, file: StoredFile, include: str) -> dict[str, np.ndarray]:
+        size, header = self._layout(file)
+        index = codec.read_index(header)
+        spans = {
+            name: (entry, index.start + entry.begin, index.start + entry.end)
+            for name, entry in index.matching(include).items()
+        }
+        numbers = sorted(
+            {n for _, begin, end in spans.values() for n in _chunk_numbers(begin, end, size)}
+        )
+        # Chunks that follow each other in the file do so here, so that every tensor is one piece.
+        data = memoryview(self._chunks_of(file, numbers, size))
+        place = {number: i * size for i, number in enumerate(numbers)}
+        found = {}
+        for name, (entry, begin, end) in spans.items():
+            at = place.get(begin // size, 0) + begin % size
+            found[name] = codec.tensor(entry, data[at : at + end - begin])
+        return found
+
+    def _layout(self, file: StoredFile) -> tuple[int, str]:
+        """Bytes per chunk, and the header of a file of tensors."""
+        document = self.files.find_one(
+            {"_id": _object_id(file.id)}, {"chunkSize": 1, "length": 1, "metadata.header": 1}
+        )
+        if document is None or document["length"] != file.size:
+            raise CheckpointCorrupt(
+                f"{file.label} is gone from {self.name} or has another length than its record says "
+                f"({file.size} bytes under {file.id}); use an earlier one"
+            )
+        size: int = document["chunkSize"]
+        header: str | None = document["metadata"].get("header")
+        if header is None:
+            end = 8 + codec.header_length(self._chunks_of(file, [0], size))
+            numbers = list(_chunk_numbers(0, end, size))
+            header = codec.header_text(self._chunks_of(file, numbers, size))
+        return size, header
+
+    def _chunks_of(self, file: StoredFile, numbers: Sequence[int], size: int) -> bytearray:
+        """The chunks of these numbers, one after the other."""
+        buffer = bytearray()
+        for start in range(0, len(numbers), _CHUNKS_PER_QUERY):
+            asked = list(numbers[start : start + _CHUNKS_PER_QUERY])
+            expected = iter(asked)
+            for number, data in self._find(file, {"n": {"$in": asked}}):
+                if number != next(expected) or len(data) != min(size, file.size - number * size):
+                    raise ValueError(f"chunk {number} is out of place")
+                buffer += data
+            if next(expected, None) is not None:
+                raise ValueError("a chunk is missing")
+        return buffer
+
+    @guarded
+    def remove(self, ids: Iterable[str]) -> None:
+        """Remove files; those that are gone already do not matter."""
+        self._remove([_object_id(key) for key in ids])
+
+    def _remove(self, keys: list[ObjectId]) -> None:
+        if keys:
+            self.files.delete_many({"_id": {"$in": keys}})
+            self.chunks.delete_many({"files_id": {"$in": keys}})
+
+
+def _chunk_numbers(begin: int, end: int, size: int) -> range:
+    """The chunks that hold the bytes from `begin` to `end` of a file."""
+    return range(begin // size, -(-end // size))
+
+
+def _object_id(key: str) -> ObjectId:
+    try:
+        return ObjectId(key)
+    except InvalidId:
+        raise StoreError(f"{key!r} is not the id of a file: it has 24 hexadecimal digits") from None
+
+
+@contextmanager
+def _undamaged(file: StoredFile) -> Iterator[None]:
+    """Whatever goes wrong in decoding means that the bytes are not what was written."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointCorrupt(
+            f"{file.label} is damaged ({error}), id {file.id}; use an earlier one"
+        ) from error

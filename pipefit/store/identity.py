@@ -1,0 +1,73 @@
+"""Whether a run of this name is the same experiment, and what differs if it is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipefit.errors import IdentityMismatch
+from pipefit.records import RunOrder
+from pipefit.store.codec import plain
+
+_ABSENT = "(absent)"
+_SHOWN = 200  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class Change:
+    """One dotted key whose value differs; the values as JSON text, "(absent)" for none."""
+
+    key: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_short(self.old)} -> {_short(self.new)}"
+
+    def allowed_by(self, keys: Sequence[str]) -> bool:
+        """Whether one of the keys is this one or a dotted prefix of it."""
+        return any(self.key == key or self.key.startswith(f"{key}.") for key in keys)
+
+
+def accepted_changes(run: Mapping[str, Any], order: RunOrder) -> list[Change]:
+    """What the order changes in the identity of the stored run; all of it is allowed.
+
+    Raises:
+        IdentityMismatch: something differs that `order.allow_change` does not cover.
+    """
+    changes = _changes(run, order)
+    refused = [change for change in changes if not change.allowed_by(order.allow_change)]
+    if not refused:
+        return changes
+    lines = [
+        f"run {order.name!r} of collection {order.collection!r} was made by another experiment "
+        f"({len(changes)} {'difference' if len(changes) == 1 else 'differences'}): choose another "
+        "name, or accept a difference with --allow-change KEY"
+    ]
+    lines += [f"{c}{'' if c in refused else '  (allowed)'}" for c in changes]
+    raise IdentityMismatch("\n".join(lines))
+
+
+def _changes(run: Mapping[str, Any], order: RunOrder) -> list[Change]:
+    if run["identity"] == order.identity:
+        return []
+    old = _texts(json.loads(run["parts"]))
+    new = _texts(plain(order.parts))
+    changes = [
+        Change(key, old.get(key, _ABSENT), new.get(key, _ABSENT))
+        for key in sorted(old | new)
+        if old.get(key) != new.get(key)
+    ]
+    # The hash may also be made in another way than it was.
+    return changes or [Change("identity", run["identity"], order.identity)]
+
+
+def _texts(parts: Mapping[str, Any]) -> dict[str, str]:
+    # As text, because NaN differs from itself and 1 does not differ from 1.0 or true.
+    return {key: json.dumps(value, sort_keys=True) for key, value in parts.items()}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,251 @@
+"""Who owns a run: taking the lease, keeping it, and what happens to the one before.
+
+Time is the database server's alone ($$NOW): the clocks of the hosts that train never matter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from bson import ObjectId
+from pymongo.errors import DuplicateKeyError
+
+from pipefit.errors import LeaseLost, RunOwned, StoreError
+from pipefit.records import NOTHING, Owner, RunOrder, RunState
+from pipefit.store import documents
+from pipefit.store.client import Document, guarded
+from pipefit.store.codec import plain
+from pipefit.store.identity import Change, accepted_changes
+from pipefit.store.layout import Layout
+
+# Every repetition means that another process took the run in between.
+_TRIES = 100
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one process asks for: this run, for itself, for `ttl` seconds at a time.
+
+    Attributes:
+        token: tells this acquisition from another one of the same process.
+    """
+
+    order: RunOrder
+    owner: Owner
+    ttl: float
+    token: ObjectId
+
+
+class Leases:
+    """Takes and keeps the leases of the runs of one collection."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.connection = layout.connection
+
+    @guarded
+    def acquire(self, claim: Claim) -> int:
+        """Make the claim's owner the owner of the run, which is created if it is new.
+
+        Returns:
+            The fence of this ownership.
+
+        Raises:
+            RunOwned, IdentityMismatch: as `Store.acquire` says.
+        """
+        for _ in range(_TRIES):
+            run = self.layout.find_run(claim.order.name, light=False)
+            fence = self._create(claim) if run is None else self._succeed(run, claim)
+            if fence is not None:
+                self._record_attempt(claim, fence)
+                return fence
+        raise StoreError(
+            f"run {claim.order.name!r} changes its owner all the time: too many processes want it"
+        )
+
+    def _create(self, claim: Claim) -> int | None:
+        """The fence of the new run; None if another process created it just now."""
+        empty = {
+            "version": documents.VERSION,
+            "line": [],
+            "committed": None,
+            "best": None,
+            "progress": None,
+            "state": str(RunState.RUNNING),
+            "reason": None,
+            "history": [],
+        }
+        values = {**literals(empty), "created": "$$NOW"}
+        try:
+            # No run has the fence 0, so this inserts or fails.
+            self.layout.runs.update_one(
+                {"_id": claim.order.name, "fence": 0},
+                [{"$set": values}, *_taking(claim, [])],
+                upsert=True,
+            )
+        except DuplicateKeyError:
+            return None
+        return 1
+
+    def _succeed(self, run: Document, claim: Claim) -> int | None:
+        """The fence of this ownership; None if the run's owner changed just now."""
+        fence: int = run["fence"]
+        if run["lease"] and run["lease"]["token"] == claim.token:
+            return fence  # taken already: the answer was lost with the connection
+        changes = accepted_changes(run, claim.order)
+        condition: Document = {"_id": run["_id"], "fence": fence}
+        lease = documents.lease_of(run)
+        if lease is not None:
+            raise RunOwned(_owned(run, claim.order.collection))
+        if run["lease"] is None or run["lease"]["expires"] <= run["now"]:
+            # The owner may have renewed it since; a lease that is null has expired, too.
+            condition["$expr"] = {"$lte": ["$lease.expires", "$$NOW"]}
+        taken = self.layout.runs.update_one(condition, _taking(claim, changes))
+        return fence + 1 if taken.matched_count else None
+
+    def _record_attempt(self, claim: Claim, fence: int) -> None:
+        """Write the attempt's record and close those that ended without a word."""
+        name = claim.order.name
+        self.layout.records.update_many(
+            {"run": name, "kind": documents.ATTEMPT, "fence": {"$lt": fence}, "ended": None},
+            [
+                {
+                    "$set": {
+                        "ended": "$$NOW",
+                        "state": str(RunState.INTERRUPTED),
+                        "reason": f"ended without a word, succeeded by {claim.owner}",
+                    }
+                }
+            ],
+        )
+        run = self.layout.find_run(name)
+        if run is None or run["fence"] != fence:
+            raise LeaseLost(_lost(run, name, fence))
+        self.layout.put(
+            {
+                **run["attempt"],
+                "run": name,
+                "kind": documents.ATTEMPT,
+                "name": "",
+                "step": fence,
+                "program": json.dumps(plain(claim.order.program)),
+                "log_tail": "",
+            }
+        )
+
+    @guarded
+    def update(
+        self, name: str, fence: int, ttl: float | None, changes: Mapping[str, Any] | None = None
+    ) -> None:
+        """Change the run's document if `fence` still owns it, and prolong the lease.
+
+        Args:
+            name: the run.
+            fence: the ownership.
+            ttl: seconds from now; None: give the lease back.
+            changes: fields as aggregation expressions.
+
+        Raises:
+            LeaseLost: it does not; nothing is changed.
+        """
+        values = {**(changes or {}), "updated": "$$NOW"}
+        if ttl is None:
+            values["lease"] = None
+        else:
+            values["lease.expires"] = _after(ttl)
+        done = self.layout.runs.update_one(
+            {"_id": name, "fence": fence, "lease.fence": fence}, [{"$set": values}]
+        )
+        if not done.matched_count:
+            raise LeaseLost(_lost(self.layout.find_run(name), name, fence))
+
+    @guarded
+    def change_attempt(self, name: str, fence: int, changes: Mapping[str, Any]) -> None:
+        """Change the record of an attempt that has not ended; fields as aggregation expressions."""
+        self.layout.records.update_one(
+            {"run": name, "kind": documents.ATTEMPT, "step": fence, "ended": None},
+            [{"$set": changes}],
+        )
+
+
+def _taking(claim: Claim, changes: list[Change]) -> list[Document]:
+    """The update that hands the run over to the claim's owner."""
+    order = claim.order
+    owner = {"$literal": documents.owner_document(claim.owner)}
+    values = literals(
+        {
+            "identity": order.identity,
+            "parts": json.dumps(plain(order.parts)),
+            "spec": order.spec,
+            "program": json.dumps(plain(order.program)),
+            "steps": order.steps,
+        }
+    )
+    lease = {
+        "fence": "$fence",
+        "token": claim.token,
+        "owner": owner,
+        "since": "$$NOW",
+        "expires": _after(claim.ttl),
+    }
+    attempt = {
+        "fence": "$fence",
+        "owner": owner,
+        "started": "$$NOW",
+        **literals({"start": NOTHING, "ended": None, "state": str(RunState.RUNNING)}),
+        **literals({"reason": None, "reached": None}),
+    }
+    if changes:
+        accepted = {"$literal": [asdict(change) for change in changes]}
+        entry = {"time": "$$NOW", "fence": "$fence", "changes": accepted}
+        values["history"] = {"$concatArrays": ["$history", [entry]]}
+    return [
+        {"$set": {"fence": {"$add": ["$fence", 1]}, "updated": "$$NOW"}},
+        # $mergeObjects, because $set would merge the new documents into the old ones.
+        {
+            "$set": {
+                **values,
+                "lease": {"$mergeObjects": [lease]},
+                "attempt": {"$mergeObjects": [attempt]},
+            }
+        },
+    ]
+
+
+def literals(values: Mapping[str, Any]) -> Document:
+    """The values as expressions: what begins with a dollar sign stays text."""
+    return {key: {"$literal": value} for key, value in values.items()}
+
+
+def _after(ttl: float) -> Document:
+    return {"$add": ["$$NOW", round(ttl * 1000)]}
+
+
+def _owned(run: Document, collection: str) -> str:
+    lease = run["lease"]
+    owner = Owner(**lease["owner"])
+    return (
+        f"run {run['_id']!r} of collection {collection!r} is owned by {owner} since "
+        f"{_clock(lease['since'])}, at least until {_clock(lease['expires'])}: wait for it, stop "
+        "that process, or choose another name; a dead owner's run is free after that time"
+    )
+
+
+def _lost(run: Document | None, name: str, fence: int) -> str:
+    if run is None:
+        return f"run {name!r} no longer exists: it was deleted while attempt {fence} trained it"
+    if run["fence"] == fence:
+        return f"attempt {fence} of run {name!r} has ended: acquire the run again to go on"
+    attempt = run["attempt"]
+    return (
+        f"attempt {fence} of run {name!r} no longer owns it: {Owner(**attempt['owner'])} took it "
+        f"over at {_clock(attempt['started'])} as attempt {run['fence']}; this process stops"
+    )
+
+
+def _clock(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,171 @@
+"""Reads one run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipefit.errors import CheckpointCorrupt, NotFound
+from pipefit.records import Attempt, CheckpointInfo, RunStatus, Validation
+from pipefit.store import documents, frames
+from pipefit.store.client import Document
+from pipefit.store.documents import (
+    ARTIFACT,
+    ATTEMPT,
+    CHECKPOINT,
+    METRICS,
+    OUTPUTS,
+    VALIDATED,
+    VALIDATION,
+)
+from pipefit.store.files import StoredFile
+from pipefit.store.layout import Layout
+from pipefit.store.outputs import MongoOutputs
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+
+class MongoRunReader:
+    """`pipefit.store.base.RunReader` on MongoDB; every call asks the database anew."""
+
+    def __init__(self, layout: Layout, name: str) -> None:
+        self.name = name
+        self.collection = layout.collection
+        self._layout = layout
+
+    def __repr__(self) -> str:
+        return f"<run {self.name!r} of collection {self.collection!r}>"
+
+    def status(self) -> RunStatus:
+        """State and newest committed step."""
+        return documents.status_of(self._run(), self.collection)
+
+    def document(self) -> dict[str, Any]:
+        """The run's document as plain values: spec, program, progress, best, history, lease."""
+        return documents.described(self._run(light=False), self.collection)
+
+    def attempts(self) -> list[Attempt]:
+        """All attempts, oldest first."""
+        run = self._run()
+        lease = documents.lease_of(run)
+        stored = {r["step"]: r for r in self._layout.find_records(self.name, ATTEMPT)}
+        # An owner that died at once has no record.
+        stored.setdefault(run["fence"], run["attempt"])
+        return [documents.attempt_of(stored[fence], lease) for fence in sorted(stored)]
+
+    def metrics(self) -> pd.DataFrame:
+        """One row per step (index "step"), one column per metric; missing values are NaN."""
+        fields = ("fence", "step", "steps", "columns", "written")
+        stored = self._layout.find_records(self.name, METRICS, fields=fields)
+        return frames.metrics_frame(self._run()["line"], stored)
+
+    def validations(self) -> pd.DataFrame:
+        """Columns step, set, examples, checkpoint, seconds and one per metric; by set and step."""
+        found: dict[tuple[str, int], Validation] = {}
+        # Those of committed checkpoints last: they replace those made in training.
+        for record in self._records(VALIDATION) + self._records(VALIDATED):
+            found[record["name"], record["step"]] = documents.validation_of(record)
+        return frames.validations_frame(found.values())
+
+    def checkpoints(self) -> pd.DataFrame:
+        """Columns step, id, kinds, size, sha256, created, fence; by step."""
+        return frames.checkpoints_frame(self._checkpoints().values())
+
+    def checkpoint(self, step: int | None = None) -> CheckpointInfo:
+        """The committed checkpoint of a step (None: the newest). Raises `NotFound`."""
+        found = self._checkpoints()
+        wanted = max(found, default=None) if step is None else step
+        if wanted is None or wanted not in found:
+            steps = ", ".join(map(str, sorted(found))) or "none yet"
+            what = "checkpoint" if step is None else f"checkpoint of step {step}"
+            raise NotFound(f"run {self.name!r} has no committed {what}; its steps are: {steps}")
+        return found[wanted]
+
+    def weights(self, step: int | None = None, include: str | None = None) -> dict[str, np.ndarray]:
+        """Tensors whose name matches the regex `include` (re.search), by name.
+
+        With `include` only the chunks that hold them are read; without, length and sha256 of the
+        whole file are verified.
+
+        Raises:
+            CheckpointCorrupt: the file is damaged.
+            NotFound: there is no such committed checkpoint.
+        """
+        info = self.checkpoint(step)
+        try:
+            return self._read(info, include)
+        except CheckpointCorrupt:
+            # It may have been removed, or replaced, while it was read.
+            again = self.checkpoint(step)
+            if again.id == info.id:
+                raise
+            return self._read(again, include)
+
+    def outputs(self, name: str, step: int | None = None) -> MongoOutputs:
+        """Stored per-example outputs of a validation set (None: the newest step that has them).
+
+        Raises:
+            NotFound: none are stored.
+        """
+        stored = [r for r in self._records(VALIDATED) if r["name"] == name and r["outputs"]]
+        by_step = {record["step"]: record["outputs"] for record in stored}
+        wanted = max(by_step, default=None) if step is None else step
+        if wanted not in by_step:
+            steps = ", ".join(map(str, by_step)) or "none"
+            raise NotFound(
+                f"run {self.name!r} has no stored outputs of set {name!r}"
+                f"{'' if step is None else f' at step {step}'}; steps that have them: {steps}"
+            )
+        listed = self._layout.find_records(self.name, OUTPUTS, {"name": by_step[wanted]})
+        if not listed:
+            raise NotFound(f"the outputs of set {name!r} were replaced just now: ask again")
+        return MongoOutputs(self._layout.artifacts, listed[0])
+
+    def artifact(self, name: str) -> bytes | None:
+        """The newest stored artifact of this name, verified; None if there is none.
+
+        Raises:
+            CheckpointCorrupt: its file is damaged.
+        """
+        file = self._artifact(name)
+        if file is None:
+            return None
+        try:
+            return bytes(self._layout.artifacts.read(file))
+        except CheckpointCorrupt:
+            # It may have been replaced while it was read.
+            again = self._artifact(name)
+            if again is None or again == file:
+                raise
+            return bytes(self._layout.artifacts.read(again))
+
+    def _artifact(self, name: str) -> StoredFile | None:
+        stored = self._layout.find_records(self.name, ARTIFACT, {"name": name})
+        if not stored:
+            return None
+        newest = max(stored, key=lambda record: record["created"])
+        label = f"artifact {name!r} of run {self.name!r}"
+        return StoredFile(newest["file"], newest["size"], newest["sha256"], label)
+
+    def _read(self, info: CheckpointInfo, include: str | None) -> dict[str, np.ndarray]:
+        file = documents.checkpoint_file(info, self.name)
+        return self._layout.checkpoints.read_tensors(file, include)
+
+    def _run(self, *, light: bool = True) -> Document:
+        run = self._layout.find_run(self.name, light=light)
+        if run is None:
+            raise NotFound(f"run {self.name!r} of collection {self.collection!r} was deleted")
+        return run
+
+    def _records(self, kind: str) -> list[Document]:
+        """Records that count."""
+        # The line is read last: of what an attempt that begins now replaces, the old is cut off.
+        stored = self._layout.find_records(self.name, kind)
+        run = self._run()
+        return [record for record in stored if documents.counts(run, record)]
+
+    def _checkpoints(self) -> dict[int, CheckpointInfo]:
+        # The line is read first: the checkpoint it names as the newest is then among the records.
+        run = self._run()
+        return documents.checkpoints_of(run, self._layout.find_records(self.name, CHECKPOINT))

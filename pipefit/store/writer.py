@@ -1,0 +1,319 @@
+"""The owner's handle on a run."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pymongo import UpdateOne
+
+from pipefit import records
+from pipefit.errors import LeaseLost, NotFound, StoreError, StoreUnavailable
+from pipefit.records import (
+    NOTHING,
+    Best,
+    CheckpointInfo,
+    Line,
+    LineEntry,
+    MetricBlock,
+    RunState,
+    Validation,
+)
+from pipefit.store import codec, documents
+from pipefit.store.client import Document, guarded
+from pipefit.store.documents import CHECKPOINT, METRICS, VALIDATION
+from pipefit.store.files import StoredFile
+from pipefit.store.leases import Leases, literals
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_LOG_TAIL = 64_000  # characters kept of an attempt's log
+
+
+class MongoRunWriter:
+    """`pipefit.store.base.RunWriter` on MongoDB.
+
+    Every write begins with a conditional update of the run's document, which asks whether `fence`
+    still owns the run and prolongs the lease:
+
+        commit:  ask; upload the file and read it back; write its record; publish
+
+    Args:
+        leases: of the run's collection.
+        name: the run.
+        fence: this ownership.
+        ttl: seconds for which the lease is prolonged.
+    """
+
+    def __init__(self, leases: Leases, name: str, fence: int, ttl: float) -> None:
+        self.connection = leases.connection
+        self.fence = fence
+        self.ttl = ttl
+        self._leases = leases
+        self._layout = leases.layout
+        self._name = name
+        self._line: Line = ()
+        self._committed = NOTHING
+        self._best: Best | None = None
+        self._written = itertools.count()
+        # Between a checkpoint's record and its publication nobody may tidy up.
+        self._publishing = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<MongoRunWriter of {self._name!r}, attempt {self.fence}>"
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """Committed checkpoints, newest step first."""
+        run = self._run()
+        found = documents.checkpoints_of(run, self._layout.find_records(self._name, CHECKPOINT))
+        return [found[step] for step in sorted(found, reverse=True)]
+
+    def read_checkpoint(
+        self, checkpoint: CheckpointInfo, include: str | None = None
+    ) -> dict[str, np.ndarray]:
+        """The tensors of a checkpoint by name, verified; see `RunReader.weights`."""
+        file = documents.checkpoint_file(checkpoint, self._name)
+        return self._layout.checkpoints.read_tensors(file, include)
+
+    def best(self) -> Best | None:
+        """The best validation so far, as of the newest committed checkpoint."""
+        return documents.best_of(self._run()["best"])
+
+    def begin(self, start: int) -> None:
+        """Continue after the committed step `start` (-1: from nothing); the state is RUNNING.
+
+        Raises:
+            NotFound: no checkpoint of that step is committed.
+            StoreError: this attempt has begun at another step.
+        """
+        run = self._run()
+        if not run["line"] or run["line"][-1][0] != self.fence:
+            self._begin(run, start)
+            run = self._run()
+        line = tuple(LineEntry(*entry) for entry in run["line"])
+        if line[-1] != (self.fence, start):
+            raise StoreError(
+                f"attempt {self.fence} of run {self._name!r} has begun after step "
+                f"{line[-1].start}: to continue after {start}, end it and acquire the run again"
+            )
+        self._line = line
+        self._committed = documents.committed_step(run)
+        self._best = documents.best_of(run["best"])
+
+    def _begin(self, run: Document, start: int) -> None:
+        committed: Document | None = None
+        best: Document | None = None
+        if start != NOTHING:
+            record = self._continued(start)
+            committed = {"step": start, "id": record["name"]}
+            best = record["best"]
+        line = records.extend_line(run["line"], self.fence, start)
+        changes = {
+            "line": [list(entry) for entry in line],
+            "committed": committed,
+            "best": best,
+            "state": str(RunState.RUNNING),
+            "reason": None,
+            "attempt.start": start,
+        }
+        self._update(literals(changes))
+        self._leases.change_attempt(self._name, self.fence, literals({"start": start}))
+
+    def _continued(self, start: int) -> Document:
+        """The record of the checkpoint to continue from."""
+        stored = self._layout.find_records(self._name, CHECKPOINT, {"step": start})
+        chosen = documents.checkpoints_of(self._run(), stored).get(start)
+        if chosen is None:
+            raise NotFound(
+                f"run {self._name!r} has no committed checkpoint of step {start} to continue from: "
+                "begin with a step of checkpoints(), or with -1"
+            )
+        return next(record for record in stored if record["name"] == chosen.id)
+
+    def renew(self, progress: Mapping[str, Any] | None = None) -> None:
+        """Prolong the lease; `progress` (step, loss, rate, ...) is what `pipefit show` displays."""
+        self._update({} if progress is None else literals({"progress": codec.plain(progress)}))
+
+    def write_metrics(self, block: MetricBlock) -> None:
+        """Store per-step metrics; the same first step again replaces.
+
+        Raises:
+            StoreError: the columns are not numbers of one length, or the steps are not after the
+                one the attempt began with.
+        """
+        if not len(block):
+            return
+        if self._fence_at(block.first) != self.fence:
+            raise StoreError(self._too_early(block.first))
+        pieces = list(codec.split_block(block))
+        self._update()
+        for first, steps, columns in pieces:
+            # `written` orders blocks of one attempt that overlap: the later one counts.
+            content = {"steps": steps, "columns": columns, "written": next(self._written)}
+            self._put(METRICS, "", first, content)
+
+    def write_validation(self, validation: Validation) -> None:
+        """Store a validation made in training; the same set and step again replaces."""
+        content = documents.validation_content(validation)
+        self._fence_at(validation.step)
+        self._update()
+        self._put(VALIDATION, validation.name, validation.step, content)
+
+    def commit(
+        self,
+        step: int,
+        tensors: Mapping[str, np.ndarray],
+        kinds: frozenset[str],
+        best: Best | None = None,
+    ) -> CheckpointInfo:
+        """Store a checkpoint and publish it; the newest committed step may be committed again.
+
+        Args:
+            step: not before the newest committed step.
+            tensors: the whole state by name.
+            kinds: see `CheckpointInfo`.
+            best: the best validation so far; None: as before.
+
+        Raises:
+            LeaseLost: another process owns the run; nothing is published.
+            StoreError: the step is too early, or a tensor cannot be stored.
+        """
+        if step < self._committed:
+            raise StoreError(self._too_early(step))
+        origin = {"run": self._name, "step": step, "fence": self._fence_at(step)}
+        self._update()  # before the upload: it would be long and in vain
+        filename = f"{self._name}/{step}.safetensors"
+        file = self._layout.checkpoints.put_tensors(tensors, filename, origin)
+        with self._publishing:
+            return self._publish(step, file, kinds, best or self._best)
+
+    def _publish(
+        self, step: int, file: StoredFile, kinds: frozenset[str], best: Best | None
+    ) -> CheckpointInfo:
+        content = {
+            "size": file.size,
+            "sha256": file.sha256,
+            "kinds": sorted(kinds),
+            "best": documents.best_document(best),
+        }
+        committed = {"step": step, "id": file.id}
+        try:
+            self._put(CHECKPOINT, file.id, step, content)
+            # This update is the commit: before it no reader sees anything, after it all is there.
+            self._update(literals({"committed": committed, "best": content["best"]}))
+        except LeaseLost:
+            self._tidy([file.id])
+            raise
+        self._committed, self._best = step, best
+        stored = self._layout.find_records(self._name, CHECKPOINT, {"step": step})
+        self._tidy([record["name"] for record in stored if record["name"] != file.id])
+        return next(documents.checkpoint_of(r) for r in stored if r["name"] == file.id)
+
+    def retain(self, kept: Mapping[str, frozenset[str]]) -> list[CheckpointInfo]:
+        """Keep only these checkpoint ids (with their new kinds); return those removed.
+
+        The newest committed checkpoint is never removed. Unfinished commits of earlier attempts
+        are removed as well.
+
+        Raises:
+            NotFound: an id in `kept` is no checkpoint of the run; nothing is changed.
+        """
+        with self._publishing:
+            self._update()
+            stored = self._layout.find_records(self._name, CHECKPOINT)
+            run = self._run()
+            ids = {record["name"] for record in stored}
+            if not kept.keys() <= ids:
+                raise NotFound(
+                    f"run {self._name!r} has no checkpoint {', '.join(sorted(kept.keys() - ids))}"
+                )
+            newest = {run["committed"]["id"]} if run["committed"] else set()
+            self._set_kinds(kept)
+            removed = ids - kept.keys() - newest
+            self._remove(list(removed))
+        committed = documents.checkpoints_of(run, stored)
+        return [info for info in committed.values() if info.id in removed]
+
+    def end(self, state: RunState, reason: str | None, step: int | None, log_tail: str) -> None:
+        """Close the attempt, set the run's state and give the lease back; again does nothing.
+
+        Args:
+            state: what the run is now.
+            reason: why it failed or was interrupted.
+            step: the last step that was trained.
+            log_tail: the end of the attempt's log, for people.
+        """
+        outcome = {"state": str(state), "reason": reason}
+        closed = {"ended": "$$NOW", **literals({**outcome, "reached": step})}
+        tail = literals({"log_tail": log_tail[-_LOG_TAIL:]})
+        try:
+            self._update()
+            self._leases.change_attempt(self._name, self.fence, {**closed, **tail})
+            in_run = {f"attempt.{key}": value for key, value in closed.items()}
+            self._leases.update(self._name, self.fence, None, {**in_run, **literals(outcome)})
+        except LeaseLost:
+            run = self._run()
+            if run["fence"] != self.fence or run["attempt"]["ended"] is None:
+                raise
+
+    def _run(self) -> Document:
+        run = self._layout.find_run(self._name)
+        if run is None:
+            raise LeaseLost(f"run {self._name!r} no longer exists: it was deleted")
+        return run
+
+    def _update(self, changes: Mapping[str, Any] | None = None) -> None:
+        self._leases.update(self._name, self.fence, self.ttl, changes)
+
+    def _put(self, kind: str, name: str, step: int, content: Mapping[str, Any]) -> None:
+        key = {"run": self._name, "kind": kind, "name": name, "step": step}
+        if not self._layout.put({**key, "fence": self._fence_at(step), **content}):
+            raise LeaseLost(
+                f"a newer attempt than {self.fence} of run {self._name!r} wrote {kind} of step "
+                f"{step} already: this process no longer owns the run"
+            )
+
+    def _remove(self, ids: list[str]) -> None:
+        """Remove checkpoints, records first, so that no record names a file that is gone."""
+        if ids:
+            key = {"run": self._name, "kind": CHECKPOINT}
+            self._layout.drop_records({**key, "name": {"$in": ids}})
+            self._layout.checkpoints.remove(ids)
+
+    def _tidy(self, ids: list[str]) -> None:
+        """Remove checkpoints if the server can be reached: they are garbage, so it may wait."""
+        with suppress(StoreUnavailable):
+            self._remove(ids)
+
+    @guarded
+    def _set_kinds(self, kept: Mapping[str, frozenset[str]]) -> None:
+        key = {"run": self._name, "kind": CHECKPOINT}
+        changes = [
+            UpdateOne({**key, "name": name}, {"$set": {"kinds": sorted(kinds)}})
+            for name, kinds in kept.items()
+        ]
+        if changes:
+            self._layout.records.bulk_write(changes, ordered=False)
+
+    def _fence_at(self, step: int) -> int:
+        """The attempt to which a record of this step belongs.
+
+        What is said about the step the attempt began with belongs to the one that led to it.
+        """
+        if not self._line:
+            raise StoreError(f"attempt {self.fence} of run {self._name!r}: call begin() first")
+        fence = records.fence_at(self._line, step)
+        if fence is None or step < self._line[-1].start:
+            raise StoreError(self._too_early(step))
+        return fence
+
+    def _too_early(self, step: int) -> str:
+        start = self._line[-1].start if self._line else NOTHING
+        return (
+            f"step {step} of run {self._name!r} is too early: attempt {self.fence} began after "
+            f"step {start} and the newest committed checkpoint is of step {self._committed}"
+        )
