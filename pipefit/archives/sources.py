@@ -6,8 +6,7 @@ import shutil
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import SplitResult, urlsplit
-from urllib.request import url2pathname
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from pipefit.errors import ArchiveError
 
@@ -180,7 +179,7 @@ def _existing(url: str, base: Path | None) -> Path:
 
 
 def _path_of(url: str, parts: SplitResult) -> Path:
-    path = Path(url2pathname(parts.path))
+    path = Path(unquote(parts.path))
     if parts.netloc not in ("", "localhost"):
         raise ArchiveError(
             f"archive url = {url!r} names the host {parts.netloc!r}; write file:///folder/file "
