@@ -144,7 +144,8 @@ def fence_at(line: Sequence[tuple[int, int]], step: int) -> int | None:
 def intervals(line: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """For every attempt in the line ``(fence, lower, upper)``: its steps are (lower, upper]."""
     uppers = [start for _, start in line[1:]] + [2**62]
-    return [(fence, start, upper) for (fence, start), upper in zip(line, uppers, strict=True)]
+    # Not strict: a run that nobody has begun has an empty line.
+    return [(fence, start, upper) for (fence, start), upper in zip(line, uppers, strict=False)]
 
 
 @dataclass(frozen=True)
