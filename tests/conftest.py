@@ -91,6 +91,51 @@ def store(database_uri: str):
 
 
 @pytest.fixture
+def make_run(store):
+    """A function that writes a run the way a worker does, and returns its reader."""
+    import numpy as np
+
+    from pipefit.records import Best, MetricBlock, RunOrder, RunState, Validation
+    from pipefit.store.owner import this_process
+
+    def make(
+        name="mlp",
+        collection="digits",
+        *,
+        steps=100,
+        state=RunState.FINISHED,
+        reason=None,
+        log_tail="",
+        metrics=None,
+        sets=("test",),
+        progress=None,
+        spec="{}",
+        program=None,
+    ):
+        order = RunOrder(
+            collection, name, "same", {"seed": 0}, spec, steps=steps, program=program or {}
+        )
+        writer = store.acquire(order, this_process(), ttl=600)
+        writer.begin(-1)
+        if metrics is None:
+            metrics = {"loss": np.linspace(2.3, 0.1, steps), "learning_rate": np.full(steps, 0.1)}
+        writer.write_metrics(MetricBlock(1, metrics))
+        for step in (steps // 2, steps):
+            for set_name in sets:
+                values = {"accuracy": 0.9 + step / steps / 20, "loss": 0.2}
+                writer.write_validation(Validation(set_name, step, values, examples=297))
+        if progress is not None:
+            writer.renew(progress)
+        best = Best("test/accuracy", "max", 0.95, steps)
+        writer.commit(steps, {"w": np.zeros(10, "float32")}, frozenset({"permanent"}), best)
+        if state is not RunState.RUNNING:
+            writer.end(state, reason, steps, log_tail)
+        return store.run(name, collection)
+
+    return make
+
+
+@pytest.fixture
 def pipefit_home(monkeypatch) -> Iterator[Path]:
     """An own PIPEFIT_HOME for this test; a server that is started in it is stopped afterwards."""
     with _guarded_folder() as folder:

@@ -84,7 +84,7 @@ def clean(text: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in " ".join(str(text).split()))
 
 
-def _as_number(value: object) -> int | float | None:
+def as_number(value: object) -> int | float | None:
     """The plain number in `value`, numpy's included; None if it is something else."""
     if isinstance(value, bool):
         return None
@@ -95,16 +95,16 @@ def _as_number(value: object) -> int | float | None:
 
 def _is_numeric(column: Sequence[object]) -> bool:
     values = [v for v in column if v is not None]
-    return bool(values) and all(_as_number(v) is not None for v in values)
+    return bool(values) and all(as_number(v) is not None for v in values)
 
 
 def _formatter(column: Sequence[object]) -> Callable[[object], str]:
-    decimals = _decimals([n for n in map(_as_number, column) if n is not None])
+    decimals = _decimals([n for n in map(as_number, column) if n is not None])
 
     def formatted(value: object) -> str:
         if value is None:
             return ""
-        if (plain := _as_number(value)) is not None:
+        if (plain := as_number(value)) is not None:
             return number(plain, decimals)
         if isinstance(value, datetime):
             return local_time(value)
