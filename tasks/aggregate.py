@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,17 @@ def _publish(path: Path, text: str) -> None:
 
 
 def show_results(task: Aggregate) -> None:
-    """Print the table of the run's validations and where the report lies."""
+    """Print the table of the run's validations and where the report lies.
+
+    Under the `luigi` command at the very end, after Luigi's own summary.
+    """
+    if "luigi.cmdline" in sys.modules:
+        atexit.register(_print_results, task)
+    else:
+        _print_results(task)
+
+
+def _print_results(task: Aggregate) -> None:
     from pipefit.report import validations_table
 
     spec = task.spec

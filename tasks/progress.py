@@ -69,17 +69,19 @@ class Display:
             self._bar = tqdm(
                 total=self._steps, initial=self._step, desc=self._label, unit="step", leave=True
             )
-        self._bar.set_postfix_str(f"loss {values['loss']:.4g}, {values['rate']:,.0f} examples/s")
+        rate = f", {values['rate']:,.0f} examples/s" if values["rate"] else ""
+        self._bar.set_postfix_str(f"loss {values['loss']:.4g}{rate}")
         self._bar.update(self._step - self._bar.n)
 
 
 def describe(values: Mapping[str, Any]) -> str:
-    """One line: step, percent, loss, speed, time left."""
-    return (
-        f"step {values['step']}/{values['steps']} ({100 * values['step'] / values['steps']:.0f} %), "
-        f"loss {values['loss']:.4g}, {values['rate']:,.0f} examples/s, "
-        f"{_duration(values['seconds_left'])} left"
-    )
+    """One line: step, percent, loss, and as soon as they are known speed and time left."""
+    step, steps = values["step"], values["steps"]
+    parts = [f"step {step}/{steps} ({100 * step / steps:.0f} %)", f"loss {values['loss']:.4g}"]
+    if values["rate"]:
+        parts.append(f"{values['rate']:,.0f} examples/s")
+        parts.append(f"{_duration(values['seconds_left'])} left")
+    return ", ".join(parts)
 
 
 def _duration(seconds: float) -> str:

@@ -175,13 +175,13 @@ class _Training:
 
     def progress(self, step: int, loss: float, rate: float) -> None:
         self.step = step
-        left = (self.spec.train.steps - step) * self.spec.train_data.batch_size / max(rate, 1e-9)
+        examples_left = (self.spec.train.steps - step) * self.spec.train_data.batch_size
         self.progress_values = {
             "step": step,
             "steps": self.spec.train.steps,
             "loss": loss,
             "rate": rate,
-            "seconds_left": left,
+            "seconds_left": examples_left / rate if rate else None,
         }
         now = time.monotonic()
         if now - self._last_progress >= _PROGRESS_SECONDS or step == self.spec.train.steps:
@@ -350,7 +350,9 @@ def main() -> None:
             except BrokenPipeError:
                 pass  # whoever gave the order is gone; the end of the input stops us
 
-    logging.basicConfig(level=logging.WARNING, handlers=[_EventHandler(send)])
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[_EventHandler(send)]
+    )
     logging.getLogger("pipefit").setLevel(logging.INFO)
     logging.captureWarnings(True)
     sys.stdout = _Printed()

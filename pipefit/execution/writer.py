@@ -50,6 +50,14 @@ class BackgroundWriter:
         if self._error is not None:
             raise self._error
 
+    def drain(self) -> None:
+        """Wait until everything put so far is done. Raises the first failure."""
+        done = threading.Event()
+        self._queue.put(done.set)
+        while not done.wait(0.1):
+            self.check()
+        self.check()
+
     def fail(self, error: BaseException) -> None:
         """Make `put`, `check` and `close` raise this, unless something failed before."""
         if self._error is None:

@@ -14,7 +14,7 @@ from pipefit import refs
 from pipefit.data import Source, field_specs
 from pipefit.errors import SpecError
 from pipefit.records import Best
-from pipefit.spec import Data, Spec
+from pipefit.spec import Builder, Data, Spec
 from pipefit.training.devices import Replicas
 from pipefit.training.objective import (
     Objective,
@@ -74,7 +74,7 @@ class Experiment:
             batch_size=spec.train_data.batch_size,
             seed=spec.seed,
             accumulate=spec.train.accumulate,
-            clip=Clip(**(spec.optimizer.clip.limits() if spec.optimizer.clip else {})),
+            clip=Clip(**spec.optimizer.clip.table()) if spec.optimizer.clip else None,
             jit_compile=spec.train.jit_compile,
         )
 
@@ -140,21 +140,21 @@ class Experiment:
     def _loss(self) -> PerExample:
         if self.spec.loss is None:
             return per_example(sparse_softmax_cross_entropy(), "loss")
-        return per_example(refs.build(self.spec.loss, "loss"), "loss")
+        return per_example(refs.build(self.spec.loss.call, "loss"), "loss")
 
     def _metrics(
         self,
-        calls: Mapping[str, refs.Call] | None,
+        tables: Mapping[str, Builder] | None,
         where: str,
         default: Mapping[str, PerExample] | None = None,
     ) -> dict[str, PerExample]:
-        if calls is None:
+        if tables is None:
             return dict(default or {})
         return {
             name: per_example(
-                refs.build(call, f"{where}.metrics.{name}"), f"{where}.metrics.{name}"
+                refs.build(metric.call, f"{where}.metrics.{name}"), f"{where}.metrics.{name}"
             )
-            for name, call in calls.items()
+            for name, metric in tables.items()
         }
 
 

@@ -37,7 +37,7 @@ class Actions(Protocol):
         """All state at this step (tensors that will not change) and why it is kept."""
 
     def progress(self, step: int, loss: float, rate: float) -> None:
-        """After every call: the step, the last loss, examples/s."""
+        """After every call: the step, the last loss, examples/s (0 as long as it is not known)."""
 
     def stop_requested(self) -> bool:
         """Whether to checkpoint now and stop."""
@@ -80,6 +80,7 @@ class Loop:
         self._saved = trainer.step
         self._pace = Pace()
         self._rate = 0.0
+        self._calls = 0
 
     def run(self) -> None:
         """Train to the end.
@@ -109,8 +110,7 @@ class Loop:
         seconds = time.perf_counter() - begin
         steps = len(rows["loss"])
         self._pace.measured(steps, seconds)
-        rate = steps * self.trainer.batch_size / max(seconds, 1e-9)
-        self._rate = rate if not self._rate else self._rate + _SMOOTHING * (rate - self._rate)
+        self._note_rate(steps * self.trainer.batch_size / max(seconds, 1e-9))
         bad = np.flatnonzero(~(rows["loss"] <= self._max_loss) | ~np.isfinite(rows["loss"]))
         if bad.size:
             count = int(bad[0]) + 1
@@ -121,6 +121,13 @@ class Loop:
         if self._schedule.stores_metrics(self.trainer.step):
             self._flush(self.trainer.step)
         return float(rows["loss"][-1])
+
+    def _note_rate(self, rate: float) -> None:
+        if self._calls == 1:
+            self._rate = rate
+        elif self._calls > 1:  # the first call is the one that compiles
+            self._rate += _SMOOTHING * (rate - self._rate)
+        self._calls += 1
 
     def _flush(self, last: int) -> None:
         if self._pending:
