@@ -116,7 +116,8 @@ def _formatter(column: Sequence[object]) -> Callable[[object], str]:
 def local_time(moment: datetime) -> str:
     """A moment (UTC if it has no time zone) in local time, to the minute."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return aware.astimezone().strftime("%Y-%m-%d %H:%M")
+    # Not astimezone(): pandas' timestamps, which are datetimes, want it to have an argument.
+    return datetime.fromtimestamp(aware.timestamp()).strftime("%Y-%m-%d %H:%M")
 
 
 def _decimals(values: Sequence[float]) -> int:

@@ -1,0 +1,181 @@
+"""The command `pipefit`: looks at the runs in the database, and minds the embedded database.
+
+Only what a command needs is loaded when it runs, so that `pipefit --help` and `pipefit db status`
+answer at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipefit import settings
+from pipefit.errors import NotFound, PipefitError
+
+if TYPE_CHECKING:
+    from pipefit.store.base import RunReader, Store
+    from pipefit.store.server import ServerStatus
+
+REPORT = "report.html"
+
+
+class _Commands(click.Group):
+    """Shows Pipefit's own errors, which are written for people, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PipefitError as error:
+            click.echo(f"pipefit: error: {error}", err=True)
+            ctx.exit(1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pipefit", message="pipefit %(version)s")
+def main() -> None:
+    """Runs of TensorFlow models and their database.
+
+    The database is PIPEFIT_MONGO_URI, else `[mongo] uri` in luigi.cfg, else a MongoDB server that
+    Pipefit starts on this machine.
+    """
+
+
+@main.command()
+@click.option("--collection", metavar="C", help="Only the runs of this collection.")
+def runs(collection: str | None) -> None:
+    """List the runs."""
+    from pipefit.report.text import runs_table
+
+    store = _store()
+    known = store.collections()
+    if collection is not None and collection not in known:
+        raise NotFound(_no_such("collection", collection, store, known))
+    rows: Any = store.runs(collection).to_dict("records")
+    if rows:
+        click.echo(runs_table(rows, width=_width()))
+    else:
+        click.echo(f"no runs yet in {store.describe()}")
+
+
+@main.command()
+@click.argument("name")
+@click.option("--collection", metavar="C", help="Where the run is, if several have one so named.")
+def show(name: str, collection: str | None) -> None:
+    """Show a run: state, progress, best, checkpoints, validations and attempts."""
+    from pipefit.report.text import run_text
+
+    store = _store()
+    run = _find(store, name, collection)
+    click.echo(run_text(run, report=_report(run), width=_width()))
+
+
+@main.group()
+def db() -> None:
+    """The MongoDB server that Pipefit runs on this machine if it is given no other."""
+
+
+@db.command()
+def start() -> None:
+    """Start the server, unless it runs."""
+    from pipefit.store import server
+
+    server.ensure_running()
+    _show_server(server.status())
+
+
+@db.command()
+def stop() -> None:
+    """Shut the server down; runs that use it wait for it for a while, then fail."""
+    from pipefit.store import server
+
+    click.echo("stopped" if server.stop() else "it was not running")
+
+
+@db.command()
+def status() -> None:
+    """Say whether the server runs, and where its data and its log are."""
+    from pipefit.store import server
+
+    _show_server(server.status())
+
+
+@db.command()
+def uri() -> None:
+    """Print the URI of the database WITH ITS PASSWORD, for mongosh and the like.
+
+    If it is the one on this machine, it is started unless it runs.
+    """
+    from pipefit.store import server
+
+    configured = settings.mongo_uri()
+    click.echo(server.ensure_running() if configured == settings.EMBEDDED else configured)
+
+
+def _show_server(status: ServerStatus) -> None:
+    if status.running:
+        click.echo(f"mongod {status.version} is running, pid {status.pid}")
+        click.echo(f"  uri   {status.uri_redacted}")
+    else:
+        click.echo("mongod is not running")
+    click.echo(f"  data  {status.dbpath}")
+    click.echo(f"  log   {status.log}")
+    if settings.mongo_uri() != settings.EMBEDDED:
+        click.echo("Pipefit uses another database: PIPEFIT_MONGO_URI or luigi.cfg names one")
+
+
+def _store() -> Store:
+    from pipefit.store import open_store
+
+    return open_store()
+
+
+def _width() -> int | None:
+    """Columns of the terminal; None if a file or a pipe reads."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _find(store: Store, name: str, collection: str | None) -> RunReader:
+    """The run of this name; without a collection it must be in exactly one."""
+    if collection is not None:
+        return store.run(name, collection)
+    holders = [c for c in store.collections() if store.statuses(c, [name])]
+    if len(holders) > 1:
+        choices = ", ".join(holders)
+        raise NotFound(
+            f"several collections have a run {name!r}: {choices}; say which with --collection"
+        )
+    if not holders:
+        raise NotFound(_no_such("run", name, store, [str(n) for n in store.runs()["name"]]))
+    return store.run(name, holders[0])
+
+
+def _no_such(kind: str, name: str, store: Store, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, sorted(set(known)), n=5, cutoff=0.5)
+    hint = f"the nearest: {', '.join(nearest)}" if nearest else "`pipefit runs` lists all"
+    return f"no {kind} {name!r} in {store.describe()}; {hint}"
+
+
+def _report(run: RunReader) -> str | None:
+    """The file of the run's report, brought here from the database if it is not on this machine."""
+    page = run.artifact(REPORT)
+    if page is None:
+        return None
+    path = settings.home() / "reports" / run.collection / run.name / REPORT
+    try:
+        if not path.exists() or path.read_bytes() != page:
+            _publish(path, page)
+    except OSError as error:
+        return f"in the database, as {REPORT} ({path}: {error.strerror})"
+    return str(path)
+
+
+def _publish(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_bytes(content)
+    draft.replace(path)

@@ -1,0 +1,203 @@
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pipefit.cli import main
+from pipefit.records import RunState
+
+PIPEFIT = [sys.executable, "-c", "from pipefit.cli import main; main(prog_name='pipefit')"]
+
+
+@pytest.fixture
+def pipefit(environment):
+    """A function that calls the command on the database of `store`."""
+
+    def call(*arguments: str, fails: bool = False):
+        result = CliRunner().invoke(main, arguments)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == (1 if fails else 0), result.output
+        return result.stderr if fails else result.stdout
+
+    return call
+
+
+def test_runs_are_listed_with_what_one_wants_to_know(pipefit, make_run):
+    assert pipefit("runs").startswith("no runs yet in mongodb://127.0.0.1:")
+    make_run("mlp", steps=100)
+    make_run("cnn", "other", state=RunState.FAILED, reason="the loss is NaN\nat length")
+    header, _, mlp, cnn = pipefit("runs").splitlines()
+    assert header.split() == [
+        *("collection", "name", "state", "steps", "best", "attempts", "updated", "reason")
+    ]
+    assert mlp.split()[:6] == ["digits", "mlp", "FINISHED", "100/100", "0.9500", "1"]
+    assert cnn.split()[:3] == ["other", "cnn", "FAILED"] and cnn.endswith("the loss is NaN")
+    assert "mlp" not in pipefit("runs", "--collection", "other")
+
+
+def test_an_unknown_collection_gets_the_nearest(pipefit, make_run):
+    make_run()
+    error = pipefit("runs", "--collection", "digit", fails=True)
+    assert error.startswith("pipefit: error: no collection 'digit' in mongodb://127.0.0.1:")
+    assert "the nearest: digits" in error
+
+
+def test_show_tells_about_a_finished_run(pipefit, make_run):
+    make_run("mlp", steps=200, sets=("test", "shifted"))
+    text = pipefit("show", "mlp")
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[0] == "digits/mlp FINISHED"
+    assert "progress 200/200 steps committed" in lines
+    assert "best test/accuracy 0.9500 (max) at step 200" in lines
+    assert "step set accuracy loss examples" in lines
+    assert "200 test 0.9500 0.2000 297" in lines and "100 shifted 0.9250 0.2000 297" in lines
+    assert any(line.startswith("200 permanent 0.0") for line in lines)
+    assert any(line.startswith("1 FINISHED 0 200") for line in lines)
+
+
+def test_show_tells_how_far_a_running_run_is(pipefit, make_run):
+    progress = {"step": 50, "steps": 200, "loss": 0.25, "rate": 41234.5, "seconds_left": 200.0}
+    make_run("mlp", steps=200, state=RunState.RUNNING, progress=progress)
+    text = pipefit("show", "mlp")
+    assert "50/200 steps (25%), loss 0.2500, 41,234 examples/s, 3 min 20 s left" in text
+    assert f"pid {os.getpid()} on " in text
+
+
+def test_show_gives_the_reason_and_the_log_of_a_failed_run(pipefit, make_run):
+    log = "step 10\nTraceback:\n  Diverged: \x1b[31mhere\n"
+    make_run("mlp", state=RunState.FAILED, reason="the loss is NaN", log_tail=log)
+    text = pipefit("show", "mlp")
+    assert "  reason    the loss is NaN" in text
+    assert text.endswith("attempt 1\n  step 10\n  Traceback:\n    Diverged: ?[31mhere\n")
+
+
+def test_show_says_where_the_report_lies_and_brings_it_there(pipefit, make_run, store, environment):
+    make_run("night/mlp")
+    assert "report" not in pipefit("show", "night/mlp")
+    for page in (b"<p>first", b"<p>second"):
+        store.put_artifact("digits", "night/mlp", "report.html", 100, page)
+        (line,) = [x for x in pipefit("show", "night/mlp").splitlines() if "report" in x]
+        path = Path(environment["PIPEFIT_HOME"], "reports/digits/night/mlp/report.html")
+        assert line.split() == ["report", str(path)]
+        assert path.read_bytes() == page
+
+
+def test_a_name_in_several_collections_needs_the_collection(pipefit, make_run):
+    make_run("mlp", "digits", steps=100)
+    make_run("mlp", "other", steps=300)
+    error = pipefit("show", "mlp", fails=True)
+    assert (
+        "several collections have a run 'mlp': digits, other; say which with --collection" in error
+    )
+    assert "300/300 steps" in pipefit("show", "mlp", "--collection", "other")
+
+
+def test_an_unknown_name_gets_the_nearest(pipefit, make_run):
+    make_run("digits-mlp")
+    make_run("digits-cnn", "other")
+    assert "the nearest: digits-mlp, digits-cnn" in pipefit("show", "digits-mpl", fails=True)
+    assert "`pipefit runs` lists all" in pipefit("show", "zzzz", fails=True)
+    assert "digits-cnn" in pipefit("show", "digits-cn", "--collection", "other", fails=True)
+
+
+def test_only_db_uri_prints_the_password(pipefit, make_run, database_uri):
+    make_run()
+    password = database_uri.split("@")[0].rpartition(":")[2]
+    assert pipefit("db", "uri") == f"{database_uri}\n"
+    for words in (["runs"], ["show", "mlp"], ["db", "status"]):
+        assert password not in pipefit(*words)
+    assert password not in pipefit("show", "other", fails=True)
+
+
+def test_the_embedded_server_is_started_told_about_and_stopped(pipefit_home, monkeypatch):
+    monkeypatch.delenv("PIPEFIT_MONGO_URI", raising=False)
+
+    def call(*words: str) -> str:
+        result = CliRunner().invoke(main, ["db", *words])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert call("status").startswith("mongod is not running\n")
+    started = call("start")
+    assert " is running, pid " in started and "pipefit:***@127.0.0.1" in started
+    assert f"  data  {pipefit_home}/mongod/data" in started
+    assert call("status") == started == call("start")
+    assert call("uri").startswith("mongodb://pipefit:")
+    assert call("stop") == "stopped\n"
+    assert call("stop") == "it was not running\n"
+    monkeypatch.setenv("PIPEFIT_MONGO_URI", "mongodb://elsewhere")
+    assert "Pipefit uses another database" in call("status")
+
+
+def process(
+    words: list[str], environment: dict[str, str], **options
+) -> subprocess.CompletedProcess:
+    """Run the command as a process of its own."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    return subprocess.run([*PIPEFIT, *words], env=environment, check=False, **options)
+
+
+def test_an_unreachable_database_is_one_line_and_exit_code_1(environment):
+    uri = "mongodb://user:hunter2@127.0.0.1:1/?serverSelectionTimeoutMS=50"
+    done = process(["runs"], {**environment, "PIPEFIT_MONGO_URI": uri})
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("pipefit: error: mongodb://127.0.0.1:1/pipefit cannot be reached")
+    assert "Traceback" not in done.stderr and "hunter2" not in done.stderr
+
+
+def test_a_wrong_luigi_cfg_is_an_error_without_traceback(tmp_path, environment):
+    (tmp_path / "luigi.cfg").write_text("no section")
+    environment.pop("PIPEFIT_MONGO_URI")
+    done = process(["db", "uri"], environment, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("pipefit: error: luigi.cfg is not a valid Luigi configuration")
+
+
+def test_a_closed_pipe_is_no_news(environment, make_run):
+    make_run()
+    reading, writing = os.pipe()
+    os.close(reading)
+    assert process(["runs"], environment, stdout=writing).stderr == ""
+    os.close(writing)
+
+
+def test_a_narrow_terminal_gets_a_table_that_fits(environment, make_run):
+    make_run("a-run-with-a-name-of-some-length", state=RunState.FAILED, reason="long " * 40)
+    ours, theirs = pty.openpty()
+    environment["COLUMNS"] = "90"
+    child = subprocess.Popen([*PIPEFIT, "runs"], env=environment, stdout=theirs)
+    os.close(theirs)
+    text = b""
+    while chunk := _read(ours):
+        text += chunk
+    assert child.wait() == 0
+    lines = text.decode().splitlines()
+    assert len(lines) == 3 and max(map(len, lines)) <= 90 and "…" in lines[2]
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # how Linux tells that the other side is closed
+        return b""
+
+
+def test_help_and_db_status_load_neither_the_driver_nor_pandas(pipefit_home):
+    for words in (["--help"], ["db", "status"], ["db", "stop"]):
+        code = f"""
+import sys
+from pipefit.cli import main
+main({words!r}, standalone_mode=False)
+loaded = {{"pymongo", "pandas", "numpy", "tensorflow", "luigi", "matplotlib"}} & set(sys.modules)
+assert not loaded, loaded
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_help_of_db_uri_warns_about_the_password():
+    assert "PASSWORD" in CliRunner().invoke(main, ["db", "uri", "--help"]).stdout
