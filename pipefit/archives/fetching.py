@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # With the waits below, about eight seconds of trying: a hiccup, not an outage.
 _ATTEMPTS = 5
+# Seconds between two lines about a long download.
+_TELL_EVERY = 10.0
 
 
 def fetch(url: str, sha256: str, base: Path | None = None) -> Path:
@@ -62,9 +64,11 @@ class Sink:
     Its own errors are ArchiveErrors, so any OSError of a download comes from the source.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, label: str) -> None:
         self.size = 0
         self._path = path
+        self._label = label
+        self._told = time.monotonic()
         self._expected: int | None = None
         self._hash = hashlib.sha256()
         with writing(path):
@@ -87,7 +91,6 @@ class Sink:
         if size:
             self._expected = size
             check_space(size)
-            logger.info("fetching %s", human(size))
 
     def write(self, data: bytes) -> int:
         """Append `data`."""
@@ -95,6 +98,10 @@ class Sink:
             self._file.write(data)
         self._hash.update(data)
         self.size += len(data)
+        if time.monotonic() - self._told > _TELL_EVERY:
+            self._told = time.monotonic()
+            whole = f" of {human(self._expected)}" if self._expected else ""
+            logger.info("fetching %s: %s%s", self._label, human(self.size), whole)
         return len(data)
 
     def flush(self) -> None:
@@ -133,7 +140,7 @@ def _download(source: sources.Source, part: Path, digest: str) -> None:
 
 def _copy(source: sources.Source, part: Path, digest: str) -> None:
     begin = time.monotonic()
-    with Sink(part) as sink:
+    with Sink(part, source.shown) as sink:
         source.copy_to(sink)
     if sink.sha256() != digest:
         raise ArchiveError(

@@ -13,6 +13,7 @@ from archive_helpers import python, sha256, tar_of
 
 from pipefit import archives
 from pipefit.archives import cache as cache_module
+from pipefit.archives import fetching
 from pipefit.errors import ArchiveError
 
 DATA = tar_of({"a.txt": os.urandom(200_000)})
@@ -121,6 +122,16 @@ def test_faults_of_the_network_are_tried_again(site):
     site.cuts = 1
     assert archives.fetch(site.url, DIGEST).read_bytes() == DATA
     assert len(site.requests) == 3
+
+
+def test_a_long_download_says_how_far_it_is(site, caplog, monkeypatch):
+    site.data = os.urandom(3 * 2**20)
+    monkeypatch.setattr(fetching, "_TELL_EVERY", 0.0)
+    # Not through the root logger: the tasks, if they were imported, keep Pipefit's lines from it.
+    monkeypatch.setattr(fetching.logger, "handlers", [caplog.handler])
+    with caplog.at_level("INFO", fetching.logger.name):
+        archives.fetch(site.url, sha256(site.data))
+    assert f"fetching {site.url}: 1.0 MiB of 3.0 MiB" in caplog.messages
 
 
 @pytest.mark.parametrize("status", [403, 404])
