@@ -66,7 +66,7 @@ def runs(collection: str | None) -> None:
 @click.argument("name")
 @click.option("--collection", metavar="C", help="Where the run is, if several have one so named.")
 def show(name: str, collection: str | None) -> None:
-    """Show a run: state, progress, best, checkpoints, validations and attempts."""
+    """Show one run: its state, results, checkpoints and attempts."""
     from pipefit.report.text import run_text
 
     store = _store()
@@ -76,7 +76,10 @@ def show(name: str, collection: str | None) -> None:
 
 @main.group()
 def db() -> None:
-    """The MongoDB server that Pipefit runs on this machine if it is given no other."""
+    """Mind the MongoDB server on this machine.
+
+    Pipefit starts it by itself when it needs a database and is given no other.
+    """
 
 
 @db.command()
@@ -90,7 +93,10 @@ def start() -> None:
 
 @db.command()
 def stop() -> None:
-    """Shut the server down; runs that use it wait for it for a while, then fail."""
+    """Shut the server down.
+
+    Runs that use it wait for its return for a while, then fail.
+    """
     from pipefit.store import server
 
     click.echo("stopped" if server.stop() else "it was not running")
@@ -98,7 +104,7 @@ def stop() -> None:
 
 @db.command()
 def status() -> None:
-    """Say whether the server runs, and where its data and its log are."""
+    """Say whether the server runs, and where."""
     from pipefit.store import server
 
     _show_server(server.status())
@@ -106,9 +112,9 @@ def status() -> None:
 
 @db.command()
 def uri() -> None:
-    """Print the URI of the database WITH ITS PASSWORD, for mongosh and the like.
+    """Print the database's URI WITH ITS PASSWORD.
 
-    If it is the one on this machine, it is started unless it runs.
+    It is meant for mongosh and the like. The server on this machine is started if it does not run.
     """
     from pipefit.store import server
 

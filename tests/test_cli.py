@@ -56,7 +56,7 @@ def test_show_tells_about_a_finished_run(pipefit, make_run):
     assert "best test/accuracy 0.9500 (max) at step 200" in lines
     assert "step set accuracy loss examples" in lines
     assert "200 test 0.9500 0.2000 297" in lines and "100 shifted 0.9250 0.2000 297" in lines
-    assert any(line.startswith("200 permanent 0.0") for line in lines)
+    assert any(line.startswith("200 permanent 104 B 20") for line in lines)
     assert any(line.startswith("1 FINISHED 0 200") for line in lines)
 
 

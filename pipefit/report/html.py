@@ -15,7 +15,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from pipefit.records import Attempt, RunState
-from pipefit.report import plots, table
+from pipefit.report import plots
+from pipefit.report.words import duration, number, size, utc_time
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +46,7 @@ def render(run: RunReader) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        number=_number, count=_count, moment=_moment, duration=duration, size=_size, svg=Markup
+        number=_number, count=_count, moment=utc_time, duration=duration, size=size, svg=Markup
     )
     source = resources.files("pipefit.report").joinpath("report.html.j2")
     template = environment.from_string(source.read_text(encoding="utf-8"))
@@ -164,7 +165,7 @@ def _changes(history: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [
         (
             f"{change['key']}: {change['old']!r} → {change['new']!r}",
-            f"{_moment(entry['time'])}, attempt {entry['fence']}",
+            f"{utc_time(entry['time'])}, attempt {entry['fence']}",
         )
         for entry in history
         for change in entry["changes"]
@@ -190,34 +191,8 @@ def _without_passwords(text: str) -> str:
 def _number(value: object) -> str:
     if _is_missing(value) or not isinstance(value, int | float):
         return "" if value is None else str(value)
-    return table.number(value)
+    return number(value)
 
 
 def _count(value: float) -> str:
     return f"{value:,.0f}"
-
-
-def _moment(value: datetime) -> str:
-    aware = value if value.tzinfo else value.replace(tzinfo=UTC)
-    return aware.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def duration(seconds: float) -> str:
-    """A time span as people say it: 0.8 s, 42 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    total = round(seconds)
-    for large, small, names in ((86400, 3600, "d h"), (3600, 60, "h min"), (60, 1, "min s")):
-        if total >= large:
-            first, second = names.split()
-            rest = total % large // small
-            return f"{total // large} {first}" + (f" {rest} {second}" if rest else "")
-    return f"{total} s"
-
-
-def _size(value: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"

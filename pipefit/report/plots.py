@@ -94,7 +94,10 @@ def metric_panels(metrics: pd.DataFrame, validations: pd.DataFrame) -> list[Pane
             series = (steps, ordered_rows[column].to_numpy(dtype=float))
             sources.setdefault(str(column), []).append((str(name), series, True))
     ordered = sorted(sources, key=lambda title: (title != "loss", title == LEARNING_RATE, title))
-    panels = [_panel(title, sources[title]) for title in ordered[:MOST_PANELS]]
+    # A set has one colour in all panels.
+    labels = dict.fromkeys(label for title in ordered for label, _, _ in sources[title])
+    colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
+    panels = [_panel(title, sources[title], colours) for title in ordered[:MOST_PANELS]]
     return [panel for panel in panels if panel]
 
 
@@ -141,11 +144,13 @@ def _split(column: str) -> tuple[str, str]:
     return "/".join(parts[:-1]), parts[-1]
 
 
-def _panel(title: str, sources: Sequence[tuple[str, Series, bool]]) -> Panel | None:
+def _panel(
+    title: str, sources: Sequence[tuple[str, Series, bool]], colours: Mapping[str, str]
+) -> Panel | None:
     import numpy as np
 
     curves, notes = [], []
-    for (label, (x, y), markers), colour in zip(sources, COLOURS, strict=False):
+    for label, (x, y), markers in sources[:MOST_CURVES]:
         missing = ~np.isfinite(y)
         if missing.any() and not (markers or missing.all()):
             notes.append(
@@ -157,7 +162,7 @@ def _panel(title: str, sources: Sequence[tuple[str, Series, bool]]) -> Panel | N
             continue
         noisy = len(x) >= _SMOOTH_FROM and not markers and title != LEARNING_RATE
         smooth = running_mean(x, y) if noisy else None
-        curves.append(Curve(label, colour, *thinned, markers, smooth))
+        curves.append(Curve(label, colours[label], *thinned, markers, smooth))
     if not curves:
         return None
     if len(sources) > MOST_CURVES:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import zip_longest
-from numbers import Integral, Real
 from typing import Any
+
+from pipefit.report.words import LARGEST, as_number, clean, cut, local_time, number
 
 _GAP = "  "
 _SHORTEST = 10  # a text column is not cut below this
-_SMALLEST, _LARGEST = 1e-3, 1e6  # outside of these, numbers are written like 1.2e-05
 
 #: What validations and their like have besides metrics, in the order of the table.
 _FIRST, _LAST = ("step", "set"), ("examples", "seconds", "checkpoint")
@@ -68,31 +68,6 @@ def validations_table(rows: Iterable[Mapping[str, Any]], *, width: int | None = 
     return text_table(headers, values, width=width)
 
 
-def number(value: float, decimals: int = 4) -> str:
-    """A number as people read it: 0.9766, 12346, 3.2e-05, nan."""
-    if isinstance(value, int):
-        return str(value)
-    if not math.isfinite(value):
-        return str(float(value))
-    if value != 0 and not _SMALLEST <= abs(value) < _LARGEST:
-        return f"{value:.4g}"
-    return f"{value:.{decimals}f}"
-
-
-def clean(text: object) -> str:
-    """One line without control characters: what the database holds cannot steer the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(str(text).split()))
-
-
-def as_number(value: object) -> int | float | None:
-    """The plain number in `value`, numpy's included; None if it is something else."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, Integral):
-        return int(value)
-    return float(value) if isinstance(value, Real) else None
-
-
 def _is_numeric(column: Sequence[object]) -> bool:
     values = [v for v in column if v is not None]
     return bool(values) and all(as_number(v) is not None for v in values)
@@ -113,16 +88,9 @@ def _formatter(column: Sequence[object]) -> Callable[[object], str]:
     return formatted
 
 
-def local_time(moment: datetime) -> str:
-    """A moment (UTC if it has no time zone) in local time, to the minute."""
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    # Not astimezone(): pandas' timestamps, which are datetimes, want it to have an argument.
-    return datetime.fromtimestamp(aware.timestamp()).strftime("%Y-%m-%d %H:%M")
-
-
 def _decimals(values: Sequence[float]) -> int:
     """Four decimals for numbers below ten; one less for every further digit."""
-    finite = [abs(v) for v in values if math.isfinite(v) and abs(v) < _LARGEST]
+    finite = [abs(v) for v in values if math.isfinite(v) and abs(v) < LARGEST]
     digits = len(str(int(max(finite, default=0.0))))
     return max(0, 5 - digits)
 
@@ -145,11 +113,6 @@ def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) 
         for cell, width, right in zip(cells, widths, numeric, strict=True)
     ]
     return _GAP.join(parts).rstrip()
-
-
-def cut(text: str, width: int) -> str:
-    """`text` in at most `width` characters, with an ellipsis where something is missing."""
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _blocks(cells: Sequence[Sequence[str]]) -> str:

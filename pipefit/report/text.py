@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipefit.records import Attempt, RunState
-from pipefit.report.html import duration
-from pipefit.report.table import as_number, clean, local_time, number, text_table, validations_table
+from pipefit.report.table import text_table, validations_table
+from pipefit.report.words import as_number, clean, duration, local_time, number, printable, size
 
 if TYPE_CHECKING:
     from pipefit.store.base import RunReader
@@ -108,10 +108,10 @@ def _owner(lease: Mapping[str, Any] | None) -> str | None:
 
 def _checkpoints_table(rows: Iterable[Mapping[Any, Any]], width: int | None) -> str:
     cells = [
-        [row["step"], ", ".join(row["kinds"].split()), round(row["size"] / 1e6, 1), row["created"]]
+        [row["step"], ", ".join(row["kinds"].split()), size(row["size"]), row["created"]]
         for row in rows
     ]
-    return text_table(["step", "kept as", "MB", "created"], cells, width=width)
+    return text_table(["step", "kept as", "size", "created"], cells, width=width)
 
 
 def _attempts_table(attempts: Iterable[Attempt], width: int | None) -> str:
@@ -137,8 +137,7 @@ def _log(attempt: Attempt) -> Iterator[str]:
         return
     yield f"\nThe end of the log of attempt {attempt.fence}"
     for line in attempt.log_tail.rstrip().splitlines():
-        printable = "".join(c if c.isprintable() else "?" for c in line.expandtabs())
-        yield f"  {printable}".rstrip()
+        yield f"  {printable(line.expandtabs())}".rstrip()
 
 
 def _first_line(text: object) -> str:

@@ -5,10 +5,9 @@ import sys
 from html.parser import HTMLParser
 
 import numpy as np
-import pytest
 
 from pipefit.records import RunState
-from pipefit.report import duration, render
+from pipefit.report import render
 
 EVIL = "<script>alert('x')</script>"
 
@@ -141,21 +140,6 @@ def test_many_metrics_and_sets_stay_below_two_megabytes(make_run):
     page = render(make_run(steps=5000, metrics=columns, sets=[f"set{i}" for i in range(30)]))
     assert len(page.encode()) < 2_000_000
     assert "more curves are left out" in page
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.84, "0.8 s"),
-        (42.2, "42 s"),
-        (59.6, "1 min"),
-        (200, "3 min 20 s"),
-        (18720, "5 h 12 min"),
-        (183600, "2 d 3 h"),
-    ],
-)
-def test_a_duration_reads_like_speech(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_importing_reports_is_light_and_rendering_leaves_pyplot_alone():

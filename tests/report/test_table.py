@@ -2,10 +2,9 @@ import doctest
 from datetime import UTC, datetime
 
 import numpy as np
-import pytest
 
 from pipefit.report import table
-from pipefit.report.table import number, text_table, validations_table
+from pipefit.report.table import text_table, validations_table
 
 
 def test_the_example_of_the_module_holds():
@@ -22,23 +21,7 @@ def test_numbers_are_right_aligned_with_equal_decimals_and_text_left():
     ]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.97656, "0.9766"),
-        (3.2e-5, "3.2e-05"),
-        (0.0, "0.0000"),
-        (7, "7"),
-        (1e9, "1e+09"),
-        (float("nan"), "nan"),
-        (float("-inf"), "-inf"),
-    ],
-)
-def test_a_number_is_short(value, text):
-    assert number(value) == text
-
-
-def test_numpy_numbers_dates_and_missing_values_have_a_place(monkeypatch):
+def test_numpy_numbers_dates_and_missing_values_have_a_place():
     moment = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
     rows = [[np.int64(3), np.float32(0.5), moment, True], [None, float("nan"), None, None]]
     lines = text_table(["a", "b", "c", "d"], rows).splitlines()
