@@ -59,7 +59,9 @@ class Arrays:
             raise DataError(f"Arrays(): all fields must have the same number of examples, {given}")
         self._length = next(iter(lengths.values()))
         if not self._length:
-            raise DataError(f"Arrays(): no examples in {', '.join(lengths)}; at least one is needed")
+            raise DataError(
+                f"Arrays(): no examples in {', '.join(lengths)}; at least one is needed"
+            )
 
     def __len__(self) -> int:
         return self._length
@@ -85,7 +87,8 @@ def field_specs(source: Source) -> dict[str, FieldSpec]:
     """
     if not isinstance(source, Source):
         raise DataError(
-            f"{source!r} is not a data source: it needs __len__() and take(indices) -> dict of arrays"
+            f"{source!r} is not a data source: it needs __len__() and take(indices), which "
+            f"returns a dict of arrays"
         )
     if len(source) < 1:
         raise DataError(f"{source!r} has no examples; at least one is needed")
@@ -110,7 +113,9 @@ def check_fields(
         DataError: naming the field, what it has and what it should have.
     """
     if not isinstance(fields, Mapping) or not fields:
-        raise DataError(f"{origin}: take() must return a dict of arrays, not {type(fields).__name__}")
+        raise DataError(
+            f"{origin}: take() must return a dict of arrays, not {type(fields).__name__}"
+        )
     found = {}
     for name, value in fields.items():
         array = np.asarray(value)
@@ -156,7 +161,9 @@ def digits(archive: Path, split: str) -> Arrays:
     except (OSError, ValueError) as error:
         raise DataError(f"digits: cannot read {path}: {error}") from error
     if rows.shape != (1797, 65) or rows.min() < 0 or rows[:, :64].max() > 16:
-        raise DataError(f"digits: {path} has shape {rows.shape}, expected 1797 rows of 64 + 1 numbers")
+        raise DataError(
+            f"digits: {path} has shape {rows.shape}, expected 1797 rows of 64 + 1 numbers"
+        )
     rows = rows[splits[split]]
     images = (rows[:, :64] / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     return Arrays(images=images, labels=rows[:, 64])

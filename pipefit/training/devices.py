@@ -48,9 +48,7 @@ class Replicas:
 
     def sizes(self, examples: int) -> list[int]:
         """How many of a batch's examples each device gets; they differ by at most one."""
-        return [
-            examples // self.count + (i < examples % self.count) for i in range(self.count)
-        ]
+        return [examples // self.count + (i < examples % self.count) for i in range(self.count)]
 
     def run(self, step: Callable[..., Any], slices: Sequence[Sequence[Batch]]) -> Any:
         """Call `step(slices[i])` on device i; per-device results (see `total`, `joined`)."""

@@ -53,7 +53,9 @@ def accuracy(
     def correct(inputs: Tensors, outputs: Tensors) -> tf.Tensor:
         scores = _only(outputs) if logits is None else _pick(logits, outputs, "outputs")
         guess = tf.argmax(scores, axis=-1, output_type=tf.int64)
-        return tf.cast(tf.equal(guess, tf.cast(_pick(labels, inputs, "fields"), tf.int64)), tf.float32)
+        return tf.cast(
+            tf.equal(guess, tf.cast(_pick(labels, inputs, "fields"), tf.int64)), tf.float32
+        )
 
     return correct
 
@@ -188,4 +190,8 @@ def _flat(values: tf.Tensor, inputs: Tensors, where: str) -> tf.Tensor:
             f"not {values.shape}; do not reduce over the batch"
         )
     values = tf.cast(values, tf.float32)
-    return tf.reduce_mean(values, axis=list(range(1, values.shape.rank))) if values.shape.rank > 1 else values
+    return (
+        tf.reduce_mean(values, axis=list(range(1, values.shape.rank)))
+        if values.shape.rank > 1
+        else values
+    )

@@ -35,8 +35,10 @@ class Clip:
     def __call__(self, gradients: list[Any]) -> list[Any]:
         """The clipped gradients; None entries stay None."""
         if self.value is not None:
-            return [g if g is None else tf.clip_by_value(_dense(g), -self.value, self.value)
-                    for g in gradients]
+            return [
+                g if g is None else tf.clip_by_value(_dense(g), -self.value, self.value)
+                for g in gradients
+            ]
         if self.norm is not None:
             return [g if g is None else tf.clip_by_norm(_dense(g), self.norm) for g in gradients]
         if self.global_norm is not None:
@@ -143,7 +145,9 @@ def averaged(parts: Sequence[list[Any]]) -> list[Any]:
     if len(parts) == 1:
         return parts[0]
     return [
-        None if all(g is None for g in column) else tf.add_n([_dense(g) for g in column if g is not None])
+        None
+        if all(g is None for g in column)
+        else tf.add_n([_dense(g) for g in column if g is not None])
         for column in zip(*parts, strict=True)
     ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -19,8 +18,18 @@ from pipefit.training.state import Arrays, State
 
 #: Ops whose state lives outside of variables: it cannot be saved, so a run would not be exact.
 _UNSAVED_RANDOM = frozenset(
-    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal RandomShuffle Multinomial "
-    "RandomGamma RandomPoisson RandomPoissonV2 ParameterizedTruncatedNormal".split()
+    [
+        "RandomUniform",
+        "RandomUniformInt",
+        "RandomStandardNormal",
+        "TruncatedNormal",
+        "RandomShuffle",
+        "Multinomial",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "ParameterizedTruncatedNormal",
+    ]
 )
 
 
@@ -208,7 +217,10 @@ class Validator:
 
 
 def _refuse_unsaved_random(graph: Any) -> None:
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    nodes = [
+        *graph.node,
+        *(node for function in graph.library.function for node in function.node_def),
+    ]
     for node in nodes:
         if node.op in _UNSAVED_RANDOM:
             raise TrainingError(
