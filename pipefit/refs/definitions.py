@@ -52,7 +52,7 @@ def attribute(module: Module, name: str, seen: frozenset[tuple[str, str]] = froz
     # `from . import name` in a package's own __init__ leads here too: it means the submodule.
     if child := find_child(module, name):
         return child
-    if name in source.scope or STAR in source.scope or source.dynamic or name.startswith("__"):
+    if name in source.scope or STAR in source.scope or source.hides_names or name.startswith("__"):
         return None
     raise SpecError(absent(f"module {module.name!r} ({module.file})", name, source.scope))
 
@@ -85,7 +85,7 @@ def _imported(
         target = find(name) if name else None
         return attribute(target, alias.name, seen) if target else None
     except ModuleMissing as error:
-        if module.is_dynamic:
+        if module.hides_modules:
             return None  # It may extend sys.path before the import.
         raise SpecError(f"{module.file}, line {statement.lineno}: {error}") from error
 

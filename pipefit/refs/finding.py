@@ -18,20 +18,27 @@ from pipefit.errors import SpecError
 from pipefit.refs.names import nearest
 from pipefit.refs.scopes import Binding, bindings
 
-#: Text that lets a module define names, or be found, in ways that reading it does not show.
-_DYNAMIC = re.compile(
-    r"__getattr__|__path__|__dict__|sys\.(modules|path)|\b(globals|vars|setattr|exec|eval)\("
-    r"|^\s+global\b",
-    re.MULTILINE,
+#: Text by which a module may define names that its statements do not show.
+_HIDES_NAMES = re.compile(
+    r"__getattr__|__dict__|sys\.modules|\b(globals|vars|setattr|exec)\(|^\s+global\b", re.MULTILINE
 )
+#: Text by which a module may make modules importable that are in none of the folders searched.
+_HIDES_MODULES = re.compile(r"__path__|sys\.(modules|path|meta_path)|\bexec\(")
 
 
 @dataclass(frozen=True)
 class Source:
-    """What one Python file tells: the names it binds, and whether these may not be all."""
+    """What one Python file tells.
+
+    Attributes:
+        scope: the names its statements bind.
+        hides_names: whether it may define others when it runs.
+        hides_modules: whether modules that are nowhere to be found may exist once it ran.
+    """
 
     scope: Mapping[str, Binding]
-    dynamic: bool
+    hides_names: bool
+    hides_modules: bool
 
 
 @dataclass(frozen=True)
@@ -65,10 +72,10 @@ class Module:
         return _parsed(self.file, stat.st_mtime_ns, stat.st_size)
 
     @property
-    def is_dynamic(self) -> bool:
-        """Whether the module may have names or submodules that its files do not show."""
+    def hides_modules(self) -> bool:
+        """Whether modules that are nowhere to be found may exist once this one was imported."""
         source = self.source()
-        return source.dynamic if source else self.folders is None
+        return source.hides_modules if source else self.folders is None
 
 
 class ModuleMissing(SpecError):
@@ -79,7 +86,11 @@ class ModuleMissing(SpecError):
 def _parsed(file: Path, _modified: int, _size: int) -> Source:
     try:
         text = decode_source(file.read_bytes())
-        return Source(bindings(ast.parse(text).body), bool(_DYNAMIC.search(text)))
+        return Source(
+            scope=bindings(ast.parse(text).body),
+            hides_names=bool(_HIDES_NAMES.search(text)),
+            hides_modules=bool(_HIDES_MODULES.search(text)),
+        )
     except SyntaxError as error:
         place = f"{file}, line {error.lineno}" if error.lineno else str(file)
         raise SpecError(f"{place}: is not valid Python: {error.msg}") from error
@@ -100,7 +111,7 @@ def find(name: str) -> Module | None:
     for part in name.split("."):
         child = find_child(module, part)
         if child is None:
-            if module is not None and module.is_dynamic:
+            if module is not None and module.hides_modules:
                 return None
             raise ModuleMissing(_missing(name, module, part))
         module = child
@@ -154,7 +165,8 @@ def _foreign_spec(finder: object, full: str, folders: Sequence[str] | None) -> M
 
 def _missing(name: str, parent: Module | None, part: str) -> str:
     if parent is None:
-        close = nearest(part, {module.name for module in pkgutil.iter_modules()})
+        # Editable installs are in no folder that could be listed, but may be loaded.
+        close = nearest(part, {*sys.modules, *(module.name for module in pkgutil.iter_modules())})
         searched = f"searched: {', '.join(path or '.' for path in sys.path)}"
         hint = f", nearest is {close!r}" if close else ""
         return f"there is no module {part!r}{hint} ({searched})"

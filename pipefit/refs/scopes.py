@@ -18,7 +18,10 @@ def bindings(body: list[ast.stmt]) -> dict[str, Binding]:
     """By name the last statement of the body that binds it, None if it is a conditional one."""
     scope: dict[str, Binding] = {}
     for statement in body:
-        scope.update(_bound_by(statement))
+        bound = dict(_bound_by(statement))
+        if STAR in bound:
+            scope = dict.fromkeys(scope)  # Any of them may be replaced.
+        scope.update(bound)
     return scope
 
 

@@ -125,8 +125,7 @@ class Spec(Table):
     @property
     def identity(self) -> str:
         """Hash of `parts()`: equal for experiments that compute the same numbers."""
-        text = json.dumps(self.parts(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(_canonical(self.parts()).encode()).hexdigest()
 
     def parts(self) -> dict[str, Any]:
         """What decides the numbers: by dotted key a plain value, as JSON can hold it.
@@ -150,16 +149,18 @@ class Spec(Table):
         return {"seed": self.seed, **_flat(sections), **accumulate}
 
     def __eq__(self, other: object) -> bool:
-        return self.to_json() == other.to_json() if isinstance(other, Spec) else NotImplemented
+        if not isinstance(other, Spec):
+            return NotImplemented
+        return _canonical(self.table()) == _canonical(other.table())
 
     def __hash__(self) -> int:
-        return hash(self.to_json())
+        return hash(_canonical(self.table()))
 
     # ---- text ----
 
     def to_json(self) -> str:
         """The whole experiment, defaults included, without loss; see `from_json`."""
-        return json.dumps(to_json_value(self.table()), allow_nan=False, sort_keys=True)
+        return json.dumps(to_json_value(self.table()), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str, origin: Path | None = None) -> Spec:
@@ -179,6 +180,12 @@ class Spec(Table):
     def to_toml(self) -> str:
         """An experiment file that reads back to an equal spec, defaults included."""
         return tomli_w.dumps(self.table())
+
+
+def _canonical(tables: Mapping[str, Any]) -> str:
+    """One text for equal tables: in TOML the order of keys means nothing."""
+    values = to_json_value(tables)
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _metrics(place: str, metrics: Mapping[str, Builder] | None) -> Iterator[tuple[str, Builder]]:

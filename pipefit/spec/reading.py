@@ -116,7 +116,7 @@ def _read_value(word: str, text: str) -> Any:
     if not text:
         raise SpecError(f"--set word {word!r}: has no value; {_EXAMPLE}")
     try:
-        tomllib.loads(f"value = [{text}\n]")  # Refuses what would end the value early.
+        tomllib.loads(f"value = [{text}]")  # Refuses what would end the value early.
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
         if text[0] in "[{\"'":

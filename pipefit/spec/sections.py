@@ -213,10 +213,17 @@ class ValidationSet(Table):
     metrics: Named[Builder] | None = None
 
 
+def _checked_metric(text: str) -> str:
+    validation, _, metric = text.partition("/")
+    if not validation or not metric:
+        raise ValueError("must be written SET/METRIC, such as test/accuracy")
+    return text
+
+
 class BestRule(Table):
     """Which validation metric decides what the best checkpoint is."""
 
-    metric: str
+    metric: Annotated[str, AfterValidator(_checked_metric)]
     mode: Literal["min", "max"]
 
     @property

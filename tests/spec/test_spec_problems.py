@@ -1,0 +1,197 @@
+"""What is refused in an experiment file, and in which words."""
+
+import functools
+import operator
+import re
+
+import pytest
+
+from pipefit.errors import SpecError
+from pipefit.spec import Spec
+
+
+def problems(read, overrides):
+    """The lines of the error, without the file."""
+    with pytest.raises(SpecError) as raised:
+        read(overrides)
+    file, _, text = str(raised.value).partition(": ")
+    assert file.endswith("digits.toml")
+    return text.splitlines()
+
+
+def test_the_first_problem_is_on_the_first_line_and_the_others_follow(read, config):
+    with pytest.raises(SpecError) as raised:
+        read({"train.steps": 0, "train.stepz": 5, "seed": -1})
+    assert str(raised.value).splitlines() == [
+        f"{config}: train.stepz = 5: unknown key, nearest allowed is 'steps' (allowed: data, "
+        "steps, accumulate, max_loss, metrics, deterministic, jit_compile)",
+        "seed = -1: must be 0 or more",
+        "train.steps = 0: must be 1 or more",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("sead", "seed"),
+        ("models.a.builder", "model"),
+        ("save.best.mod", "mode"),
+        ("optimizer.clip.globalnorm", "global_norm"),
+        ("archives.digits.sha", "sha256"),
+        ("validation.test.output", "outputs"),
+    ],
+)
+def test_unknown_keys_name_the_nearest(read, key, near):
+    line = problems(read, {key: 1})[0]
+    assert f"unknown key, nearest allowed is {near!r} (allowed: " in line
+
+
+def test_a_misspelt_key_of_a_builder_table_is_guessed(read):
+    [line] = problems(read, {"validation.test.data": {"builder": "a:b", "batchsize": 5}})
+    assert line == "validation.test.data.batch_size: is required; is 'batchsize' meant?"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["name", "collection", "model", "optimizer", "train", "train.data", "train.steps",
+     "archives.digits.url", "archives.digits.sha256", "data.train.builder", "data.train.batch_size",
+     "model.builder", "optimizer.builder", "validation.again.data", "save.best.metric",
+     "save.best.mode"],
+)  # fmt: skip
+def test_required_keys(read, key):
+    tables = read().table()
+    *above, last = key.split(".")
+    functools.reduce(operator.getitem, above, tables).pop(last)
+    with pytest.raises(SpecError, match=rf"^{re.escape(key)}: is required$"):
+        Spec.of_tables(tables)
+
+
+FIELDS = [
+    ("name", 5, "must be text, in quotes"),
+    ("name", "a//b", "cannot name a run"),
+    ("name", "", "cannot name a run"),
+    ("name", "x" * 201, "cannot name a run"),
+    ("collection", "a.b", "cannot name a collection"),
+    ("seed", "5", "must be a whole number"),
+    ("seed", True, "must be a whole number"),
+    ("seed", 1.0, "must be a whole number"),
+    ("archives.digits.url", "", "must not be empty"),
+    ("archives.digits.sha256", "abc", "must be 64 hexadecimal digits"),
+    ("archives.digits.max_bytes", 0, "must be 1 or more"),
+    ("archives.digits.max_members", 0, "must be 1 or more"),
+    ("data.train.batch_size", 0, "must be 1 or more"),
+    ("data.train.builder", "pipefit.data.digits", "is 'pipefit.data:digits' meant?"),
+    ("model", 5, "must be a table"),
+    ("model.builder", 5, "must be text, in quotes"),
+    ("optimizer.learning_rate", 0, "must be greater than 0"),
+    ("optimizer.learning_rate", True, "must be a number greater than 0 or a table with a builder"),
+    ("optimizer.learning_rate", "fast", "must be a number greater than 0 or a table"),
+    ("optimizer.learning_rate", float("nan"), "must be a finite number"),
+    ("optimizer.clip", {}, "must have exactly one of value, norm, global_norm"),
+    ("optimizer.clip", {"norm": 1, "value": 1}, "must have exactly one of"),
+    ("optimizer.clip", {"norm": 0}, "must be greater than 0"),
+    ("optimizer.groups", {"match": "x"}, "must be a list"),
+    ("optimizer.groups", [{"match": "(", "scale": 1}], "must be a regular expression: missing )"),
+    ("optimizer.groups", [{"match": "x", "scale": -1}], "must be 0 or more"),
+    ("optimizer.groups", [{"match": "x"}], "optimizer.groups[0].scale: is required"),
+    ("train.steps", 0, "must be 1 or more"),
+    ("train.max_loss", 0.0, "must be greater than 0"),
+    ("train.max_loss", float("inf"), "must be a finite number"),
+    ("train.deterministic", 1, "must be true or false"),
+    ("train.jit_compile", "true", "must be true or false"),
+    ("train.metrics", [], "must be a table"),
+    ("train.metrics", {"a/b": {"builder": "x:y"}}, "letters, digits, _ and -"),
+    ("validation.test.data", 5, "must be the name of a [data.*] table or a table with a builder"),
+    ("validation.test.outputs", "logits", "must be a list"),
+    ("validation.test.outputs", [1], "must be text, in quotes"),
+    ("save.metrics_every", 0, "must be 1 or more"),
+    ("save.validate_every", -1, "must be 0 or more"),
+    ("save.recent_keep", 0, "must be 1 or more"),
+    ("save.best.mode", "maximum", "must be 'min' or 'max'"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "rule"), FIELDS)
+def test_a_wrong_value_is_shown_with_the_rule(read, key, value, rule):
+    [line] = problems(read, {key: value})
+    assert line.startswith(key)
+    assert rule in line
+
+
+@pytest.mark.parametrize("section", ["data", "archives", "validation"])
+def test_names_are_made_of_letters_digits_and_two_signs(read, section):
+    tables = {
+        "data": {"builder": "a:b", "batch_size": 1},
+        "archives": {"url": "x", "sha256": "0" * 64},
+        "validation": {"data": "train"},
+    }
+    [line] = problems(read, {f'{section}."a b"': tables[section]})
+    assert line.startswith(f'{section}."a b"')
+    assert "letters, digits, _ and -" in line
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [1, 4, "all", "cpu:0", "cpu:12", [0], [1, 0], ["GPU-4ff1-a"], ["cpu:0", "cpu:1"], [0, "GPU-1"]],
+)
+def test_devices_that_are_allowed(read, devices):
+    written = read({"model.devices": devices}).model.devices
+    assert written == (tuple(devices) if isinstance(devices, list) else devices)
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [0, -1, True, 1.5, "gpu", "cpu", "cpu:x", "cpu:01", "GPU-1", [], [0, 0], [-1], [True], ["all"],
+     ["GPU-a", "GPU-A"], ["cpu:0", "cpu:0"], [[0]], {"gpu": 0}],
+)  # fmt: skip
+def test_devices_that_are_refused(read, devices):
+    [line] = problems(read, {"model.devices": devices})
+    assert 'must be a count (1 or more), "all", "cpu:N", or a list of GPU indices' in line
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("train.data", "trian", "unknown data table, nearest allowed is 'train'"),
+        ("data.train.archive", "digit", "unknown archive, nearest allowed is 'digits'"),
+        ("validation.again.data", "tran", "unknown data table, nearest allowed is 'train'"),
+        ("validation.test.data.archive", "x", "unknown archive (allowed: digits)"),
+        ("save.best.metric", "tets/loss", "unknown validation set, nearest allowed is 'test'"),
+        ("save.best.metric", "accuracy", "must be written SET/METRIC"),
+        ("save.best.metric", "test/", "must be written SET/METRIC"),
+    ],
+)
+def test_names_must_be_those_of_tables(read, key, value, text):
+    [line] = problems(read, {key: value})
+    assert line.startswith(f'{key} = "{value}": ')
+    assert text in line
+
+
+def test_slices_must_divide_the_batch(read):
+    assert problems(read, {"train.accumulate": 3}) == [
+        "train.accumulate = 3: must divide data.train.batch_size = 100; "
+        "nearest that work: 99 and 102"
+    ]
+    assert problems(read, {"train.accumulate": 200})[0].endswith("nearest that work: 200")
+    assert read({"train.accumulate": 4}).train.accumulate == 4
+
+
+def test_calls_inside_arguments_need_an_import_path_too(read):
+    overrides = {"model.layers": [{"builder": "keras.layers.Dense"}], "loss.builder": "a:b"}
+    assert problems(read, {**overrides, "loss.inner": {"builder": 5}}) == [
+        'model.layers[0].builder = "keras.layers.Dense": must be an import path '
+        "'package.module:callable', such as 'keras.optimizers:SGD'; "
+        "is 'keras.layers:Dense' meant?",
+        "loss.inner.builder = 5: must be an import path 'package.module:callable', such as "
+        "'keras.optimizers:SGD'",
+    ]
+
+
+def test_broken_rules_of_several_sections_are_all_listed(read):
+    lines = problems(read, {"train.accumulate": 3, "data.train.archive": "x"})
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("key", ["load", "tune", "train.batch", "models"])
+def test_keys_of_later_versions_are_unknown(read, key):
+    assert re.search("unknown key", problems(read, {key: [{"a": 1}]})[0])
