@@ -3,7 +3,6 @@
 import copy
 import datetime as dt
 import json
-import pickle
 import tomllib
 
 import pytest
@@ -162,9 +161,8 @@ def test_what_a_spec_hands_out_can_be_changed_without_changing_it(read):
 def test_copies_are_equal(read):
     spec = read()
     assert copy.deepcopy(spec) == spec
+    assert copy.copy(spec.model.arguments) == spec.model.arguments
     assert copy.copy(spec.model.arguments["units"]) == [128, 32]
-    # What multiprocessing and Luigi's workers do with parameters.
-    assert pickle.loads(pickle.dumps(spec)) == spec
 
 
 def test_the_json_is_strict_and_has_the_defaults(read):
@@ -191,12 +189,13 @@ scalars = (
     | st.datetimes(timezones=st.none() | zones).map(lambda time: time.replace(fold=0))
 )
 keys = st.text() | st.sampled_from(["__toml__", "arguments", "name", "copy", "model_config", "x"])
+keys = keys.filter(lambda key: key != "builder")  # Those are calls, with rules of their own.
 values = st.recursive(
     scalars,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
     max_leaves=10,
 )
-ours = {"builder", "devices", "learning_rate", "clip", "groups"}
+ours = {"devices", "learning_rate", "clip", "groups"}
 arguments = st.dictionaries(keys.filter(lambda key: key not in ours), values, max_size=4)
 
 
