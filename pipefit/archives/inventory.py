@@ -116,7 +116,7 @@ class Inventory:
 
     def _exceeded(self, found: str, limit: str, value: float, key: str) -> NoReturn:
         raise ArchiveError(
-            f"archive {self.digest} holds {found}, over the limit {limit} = {value:g}; if you "
+            f"archive {self.digest} holds {found}, over the limit {limit} = {value:.12g}; if you "
             f"trust it, set {key} for it in the experiment file (in Python: unpack it with "
             f"pipefit.archives.Limits({limit}=...))"
         )

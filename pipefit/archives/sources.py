@@ -91,7 +91,8 @@ class _Remote(Source):
         self._url = url
         user, _, host = parts.netloc.rpartition("@")
         self.shown = f"{parts.scheme}://{host}{parts.path}"
-        self._secrets = [secret for secret in (user, parts.password, parts.query) if secret]
+        secrets = (f"{user}@" if user else None, parts.password, parts.query)
+        self._secrets = [secret for secret in secrets if secret]
 
     def reason(self, error: BaseException | None) -> str:
         text = super().reason(error)

@@ -6,8 +6,7 @@ import errno
 import json
 import stat
 from pathlib import Path
-from types import ModuleType
-from typing import IO
+from typing import IO, Protocol
 
 from pipefit.archives import tars, zips
 from pipefit.archives.cache import (
@@ -23,6 +22,14 @@ from pipefit.errors import ArchiveError
 
 _DEFAULT_LIMITS = Limits()
 _MANIFEST = "manifest.json"
+
+
+class _Reader(Protocol):
+    """What the modules of the formats have in common."""
+
+    def scan(self, file: IO[bytes], inventory: Inventory) -> None: ...
+
+    def extract(self, file: IO[bytes], folder: Path) -> None: ...
 
 
 def unpack(sha256: str, limits: Limits = _DEFAULT_LIMITS) -> Path:
@@ -75,13 +82,22 @@ def unpacked(sha256: str) -> Path | None:
 
 
 def _is_file(path: Path, size: int) -> bool:
-    found = path.lstat()
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
     return stat.S_ISREG(found.st_mode) and found.st_size == size
+
+
+def _reader(file: IO[bytes]) -> _Reader:
+    if file.read(4) in zips.MAGIC:
+        return zips
+    return tars
 
 
 def _build(archive: Path, digest: str, limits: Limits, tree: Path) -> None:
     with archive.open("rb") as file:
-        reader: ModuleType = zips if file.read(4) in zips.MAGIC else tars
+        reader = _reader(file)
         inventory = Inventory(digest, archive.stat().st_size, limits)
         try:
             reader.scan(file, inventory)
@@ -99,7 +115,7 @@ def _build(archive: Path, digest: str, limits: Limits, tree: Path) -> None:
         (tree / _MANIFEST).write_text(manifest, encoding="utf-8")
 
 
-def _extract(reader: ModuleType, file: IO[bytes], inventory: Inventory, tree: Path) -> None:
+def _extract(reader: _Reader, file: IO[bytes], inventory: Inventory, tree: Path) -> None:
     # Not flushed to the disk file by file, which takes minutes for many: what a power failure
     # leaves has other sizes than the manifest, and is unpacked again.
     with writing(tree, inventory.total_bytes):

@@ -44,10 +44,12 @@ def extract(file: IO[bytes], folder: Path) -> None:
 
 
 def _add(info: zipfile.ZipInfo, inventory: Inventory) -> None:
-    name = info.orig_filename  # `filename` ends at the first zero byte
+    name = info.filename  # what zipfile goes by: without what follows a zero byte
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         inventory.refuse(name, "is a symbolic link" if stat.S_ISLNK(kind) else "is a special file")
+    if "\0" in info.orig_filename:
+        inventory.refuse(name, "has a zero byte in its name")
     if info.flag_bits & _ENCRYPTED:
         inventory.refuse(name, "is encrypted")
     if info.compress_type not in _METHODS:

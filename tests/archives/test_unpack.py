@@ -9,9 +9,11 @@ import lzma
 import os
 import signal
 import stat
+import struct
 import tarfile
 import time
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -116,10 +118,11 @@ def test_modes_owners_and_times_are_not_taken_over(tmp_path):
     assert stat.S_IMODE(found.st_mode) & (stat.S_ISUID | stat.S_ISGID | stat.S_IXUSR) == 0
 
 
-def tar_with(name: str, size: int = 0, **attributes) -> bytes:
-    """A tar archive with one good file and one odd member."""
+def tar_with(name: str, size: int = 0, everywhere=None, **attributes) -> bytes:
+    """A tar archive with one good file and one odd member; `everywhere`: headers for both."""
     data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w", format=tarfile.PAX_FORMAT) as tar:
+    form = {"format": tarfile.PAX_FORMAT, "pax_headers": everywhere}
+    with tarfile.open(fileobj=data, mode="w", **form) as tar:
         tar.addfile(tarfile.TarInfo("good"))
         member = tarfile.TarInfo(name)
         member.size = size
@@ -127,6 +130,17 @@ def tar_with(name: str, size: int = 0, **attributes) -> bytes:
             setattr(member, key, value)
         tar.addfile(member, io.BytesIO(bytes(size)))
     return data.getvalue()
+
+
+def old_sparse_tar() -> bytes:
+    """A GNU sparse file that claims 2**30 bytes for none."""
+    header = bytearray(tar_with("a", type=tarfile.GNUTYPE_SPARSE)[512:1024])
+    header[257:265] = tarfile.GNU_MAGIC
+    header[345:512] = bytes(167)
+    header[483:495] = b"%011o\0" % 2**30
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(1024)
 
 
 HOSTILE = {
@@ -151,6 +165,8 @@ HOSTILE = {
     "other case": (tar_with("GOOD"), "have one name where case or accents do not count"),
     "folder and file": (tar_with("good/x"), "needs 'good' as a file and as a folder"),
     "file and folder": (tar_with("good", type=tarfile.DIRTYPE), "as a file and as a folder"),
+    "size for all": (tar_with("a", everywhere={"size": "5000"}), "inside the one before"),
+    "old sparse": (old_sparse_tar(), "is a sparse file"),
     "huge header": (tar_with("a", pax_headers={"x": "y" * 10**6}), "bytes of headers"),
 }
 
@@ -195,6 +211,17 @@ HOSTILE_ZIPS = {
     "other case": (zip_of({"a/x": b"", "A/y": b""}), "case or accents"),
     "folder and file": (zip_of({"a": b"", "a/b": b""}), "as a file and as a folder"),
 }
+
+
+def test_the_second_name_of_a_zip_member_is_checked_where_python_reads_it(tmp_path):
+    unicode_path = 0x7075
+    extra = b"\1" + zlib.crc32(b"a").to_bytes(4, "little") + b"b\\c"
+    extra = struct.pack("<HH", unicode_path, len(extra)) + extra
+    digest = put(zip_of({zip_info("a", extra=extra): b""}), tmp_path)
+    try:
+        assert set(contents(archives.unpack(digest))) == {"a"}
+    except ArchiveError as error:
+        assert "has a backslash" in str(error)
 
 
 @pytest.mark.parametrize("data, message", HOSTILE_ZIPS.values(), ids=HOSTILE_ZIPS)
