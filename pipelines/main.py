@@ -5,9 +5,7 @@ from __future__ import annotations
 import luigi
 
 from tasks.aggregate import Aggregate, show_results
-from tasks.base import ExperimentTask, set_up
-
-set_up()
+from tasks.base import ExperimentTask
 
 
 class TrainAndValidate(ExperimentTask):

@@ -161,3 +161,7 @@ def _names_a_scheduler(config: object) -> bool:
         for key in keys
         for sign in "-_"
     )
+
+
+# Whatever module of tasks or pipelines the `luigi` command loads, it comes by here.
+set_up()

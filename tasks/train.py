@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
@@ -14,6 +15,7 @@ import luigi
 from pipefit import settings
 from pipefit.errors import RunOwned
 from pipefit.execution import Order, Signalled, executor, log_path
+from pipefit.spec import Spec, check_builders
 from tasks.archives import UntarArchive
 from tasks.base import ExperimentTask, Preempted, store
 from tasks.progress import Display
@@ -92,7 +94,12 @@ class Train(WorkerTask):
     """Trains the run of an experiment, or continues it."""
 
     def requires(self) -> dict[str, luigi.Task]:
-        """The archives."""
+        """The archives; what the experiment's builders do not take is refused before they come.
+
+        Raises:
+            SpecError: if a builder is not there or does not take its arguments.
+        """
+        checked(self.spec)
         return self.unpacked()
 
     def output(self) -> CheckpointTarget:
@@ -123,6 +130,12 @@ class Train(WorkerTask):
             kind="train",
             allow_change=tuple(order.allow_change),
         )
+
+
+@functools.cache
+def checked(spec: Spec) -> None:
+    """Check the experiment's builders, once per process."""
+    check_builders(spec)
 
 
 def _wait_for_owner(collection: str, name: str) -> None:
