@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from urllib.parse import parse_qsl
@@ -48,7 +49,11 @@ DURABLE = WriteConcern("majority", j=True, wtimeout=60_000)
 #: The same without waiting for the disk; for bytes that only a later durable write makes visible.
 REPLICATED = WriteConcern("majority", j=False, wtimeout=60_000)
 
-_TIMEOUTS = {"serverSelectionTimeoutMS": 10_000, "socketTimeoutMS": 120_000}
+_DEFAULTS = {
+    "appName": "pipefit",
+    "serverSelectionTimeoutMS": 10_000,
+    "socketTimeoutMS": 120_000,
+}
 _TRIES = 3
 _DENIED = {13, 18, 8000}  # Unauthorized, AuthenticationFailed, AtlasError
 _NO_SPACE = {14031}  # OutOfDiskSpace
@@ -68,33 +73,26 @@ class Connection:
     """
 
     def __init__(self, uri: str) -> None:
-        self.shown, self._name, options = _parse(uri)
-        self._uri = uri
-        self._timeouts: dict[str, Any] = {
-            k: v for k, v in _TIMEOUTS.items() if k.lower() not in options
-        }
+        self._address = _parse(uri)
 
     def __repr__(self) -> str:
         return f"<Connection {self.shown}>"
 
     @property
+    def shown(self) -> str:
+        """The URI without user, password and options."""
+        return self._address.shown
+
+    @property
     def database(self) -> Database[Document]:
         """The database, on this process's client: durable writes, reads that are never undone."""
-        client = _client((os.getpid(), self._uri), self._connect)
-        return client.get_database(
-            self._name,
+        return _client(self._address).get_database(
+            self._address.database,
             codec_options=CodecOptions(tz_aware=True, tzinfo=UTC),
             # Whatever the URI prefers: an old answer of a secondary would restart a finished run.
             read_preference=pymongo.ReadPreference.PRIMARY,
             read_concern=ReadConcern("majority"),
             write_concern=DURABLE,
-        )
-
-    def _connect(self) -> pymongo.MongoClient[Document]:
-        return pymongo.MongoClient(
-            self._uri,
-            appname="pipefit",
-            **self._timeouts,
         )
 
     @contextmanager
@@ -180,17 +178,36 @@ def _reason(error: Exception) -> str:
     return text[:300] or type(error).__name__
 
 
-def _parse(uri: str) -> tuple[str, str, set[str]]:
-    """The URI without user, password and options; the database's name; the options' names."""
+@dataclass(frozen=True)
+class _Address:
+    """A connection string, read: `server` is the URI to connect to, with all its secrets."""
+
+    server: str
+    database: str
+    shown: str
+    options: frozenset[str]
+
+    def __repr__(self) -> str:
+        return self.shown
+
+
+def _parse(uri: str) -> _Address:
     scheme, _, rest = uri.partition("://")
     location, _, query = rest.partition("?")
     authority, _, path = location.partition("/")
     # A password with an unescaped slash can leave "host:port/rest-of-it@host" and be well formed.
-    name = _database_name(uri) if "@" not in path else None
-    if name is None or "." in path:
+    database = _database_name(uri) if "@" not in path else None
+    if database is None or "." in path:
         raise _unreadable(uri)
-    options = {key.lower() for key, _ in parse_qsl(query)}
-    return f"{scheme}://{authority.rpartition('@')[2]}/{name}", name, options
+    options = frozenset(key.lower() for key, _ in parse_qsl(query))
+    return _Address(
+        # The users are those of authSource, else of the database; so several databases of a server
+        # can share one client.
+        server=f"{scheme}://{authority}/?{query}" if "authsource" in options else uri,
+        database=database,
+        shown=f"{scheme}://{authority.rpartition('@')[2]}/{database}",
+        options=options,
+    )
 
 
 def _database_name(uri: str) -> str | None:
@@ -222,12 +239,15 @@ _inherited: list[pymongo.MongoClient[Document]] = []
 _lock = threading.Lock()
 
 
-def _client(
-    key: tuple[int, str], connect: Callable[[], pymongo.MongoClient[Document]]
-) -> pymongo.MongoClient[Document]:
+def _client(address: _Address) -> pymongo.MongoClient[Document]:
+    """The client of this process for a server."""
+    defaults: dict[str, Any] = {
+        key: value for key, value in _DEFAULTS.items() if key.lower() not in address.options
+    }
+    key = (os.getpid(), address.server)
     with _lock:
         if key not in _clients:
-            _clients[key] = connect()
+            _clients[key] = pymongo.MongoClient(address.server, **defaults)
         return _clients[key]
 
 

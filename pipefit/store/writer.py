@@ -90,6 +90,7 @@ class MongoRunWriter:
             NotFound: no checkpoint of that step is committed.
             StoreError: this attempt has begun at another step.
         """
+        self._update()
         run = self._run()
         if not run["line"] or run["line"][-1][0] != self.fence:
             self._begin(run, start)

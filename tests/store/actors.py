@@ -1,0 +1,85 @@
+"""Runs, owners and numbers that the tests of a store share."""
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from pipefit.records import MetricBlock, Owner, RunOrder, Validation
+from pipefit.store import this_process
+
+COLLECTION = "digits"
+PERMANENT = frozenset({"permanent"})
+TTL = 60.0
+
+_WAITING = """
+from pipefit.store import this_process
+me = this_process()
+print(me.pid, me.started, flush=True)
+input()
+"""
+
+ELSEWHERE = Owner(host="elsewhere", scope="another boot", pid=1, started=0.0)
+
+
+def order(name="a", identity="1", parts=None, **others):
+    parts = {"optimizer.learning_rate": 0.05, "seed": 0} if parts is None else parts
+    given = {"spec": "{}", "steps": 500, **others}
+    return RunOrder(collection=COLLECTION, name=name, identity=identity, parts=parts, **given)
+
+
+def acquire(store, name="a", owner=None, ttl=TTL, **others):
+    return store.acquire(order(name, **others), owner or this_process(), ttl)
+
+
+def started(store, name="a", start=-1, **others):
+    """A writer that has begun."""
+    writer = acquire(store, name, **others)
+    writer.begin(start)
+    return writer
+
+
+@contextmanager
+def living_process():
+    """A child process that only waits, and its owner."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", _WAITING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        pid, start = child.stdout.readline().split()
+        yield child, replace(this_process(), pid=int(pid), started=float(start))
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def dead_process():
+    """The owner that a process was which has ended."""
+    with living_process() as (_, owner):
+        pass
+    return owner
+
+
+def state(value):
+    """A small state of a model, all of one value."""
+    return {
+        "dense/kernel": np.full((4, 3), value, np.float32),
+        "dense/bias": np.full(3, value, np.float64),
+        "step": np.asarray(value, np.int64),
+    }
+
+
+def block(first, last, value=None):
+    """Metrics of the steps first..last; the loss is `value`, or the step itself."""
+    steps = np.arange(first, last + 1, dtype=np.float64)
+    return MetricBlock(first, {"loss": steps if value is None else np.full_like(steps, value)})
+
+
+def validation(step, accuracy=0.5, name="test", **others):
+    return Validation(name, step, {"accuracy": accuracy}, **{"examples": 100, **others})
+
+
+def reader(store, name="a"):
+    return store.run(name, COLLECTION)

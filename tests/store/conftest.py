@@ -1,0 +1,27 @@
+import pymongo
+import pytest
+from proxy import Proxy
+from pymongo import monitoring
+from recorder import RECORDER
+
+pytest.register_assert_rewrite(
+    "contract", "contract_checkpoints", "contract_leases", "contract_records", "contract_results"
+)
+
+# Before any client is made: clients know the listeners that there are when they are made.
+monitoring.register(RECORDER)
+
+
+@pytest.fixture
+def database(database_uri):
+    """The database of `store`, to look into it and to damage it."""
+    with pymongo.MongoClient(database_uri, tz_aware=True) as client:
+        yield client.get_default_database()
+
+
+@pytest.fixture
+def proxy(database_uri):
+    """A way to the database of `store` that can be cut."""
+    through = Proxy(database_uri)
+    yield through
+    through.close()

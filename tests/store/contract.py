@@ -1,0 +1,13 @@
+"""What every store must do; `StoreContract` is run on each implementation.
+
+An implementation gives a fixture `store`, an empty store. Nothing here knows how it is kept.
+"""
+
+from contract_checkpoints import CheckpointsContract
+from contract_leases import LeasesContract
+from contract_records import RecordsContract
+from contract_results import ResultsContract
+
+
+class StoreContract(LeasesContract, RecordsContract, CheckpointsContract, ResultsContract):
+    """All of it."""

@@ -1,0 +1,226 @@
+"""The store on MongoDB: the contract, and what only a database shared by many processes shows."""
+
+import multiprocessing
+import os
+import signal
+import traceback
+import warnings
+
+import numpy as np
+import pytest
+from actors import (
+    COLLECTION,
+    PERMANENT,
+    acquire,
+    block,
+    dead_process,
+    reader,
+    started,
+    state,
+    validation,
+)
+from contract import StoreContract
+from recorder import RECORDER
+
+from pipefit.errors import RunOwned, StoreAccessDenied
+from pipefit.records import MetricBlock, RunState
+from pipefit.store import open_store
+
+
+class TestMongoStore(StoreContract):
+    pass
+
+
+def forked(action):
+    """The exit status of a forked child that does this."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new run", "run of a dead owner"])
+def test_of_sixteen_processes_that_want_a_run_one_gets_it(store, exists):
+    if exists:
+        acquire(store, owner=dead_process(), ttl=3600.0)
+    processes = multiprocessing.get_context("fork")
+    barrier, answers = processes.Barrier(16), processes.SimpleQueue()
+
+    def race():
+        store.collections()  # connected
+        barrier.wait()
+        try:
+            answers.put(acquire(store).fence)
+        except RunOwned:
+            answers.put("refused")
+        barrier.wait()  # the owner lives until all have asked
+
+    racers = [processes.Process(target=race) for _ in range(16)]
+    for racer in racers:
+        racer.start()
+    got = [answers.get() for _ in racers]
+    for racer in racers:
+        racer.join()
+
+    assert sorted(map(str, got)) == [str(1 + exists)] + ["refused"] * 15
+    assert len(reader(store).attempts()) == 1 + exists
+
+
+def test_a_process_killed_anywhere_in_a_commit_leaves_a_whole_checkpoint(store, database):
+    for command in range(1, 100):
+        name = f"killed-at-{command}"
+
+        def commit(name=name, command=command):
+            writer = started(store, name)
+            writer.commit(10, state(10.0), PERMANENT)
+            RECORDER.kill_at(command)
+            writer.commit(20, state(20.0), PERMANENT)
+
+        died = forked(commit)
+        step = reader(store, name).status().step
+        assert step in (10, 20)
+        assert reader(store, name).weights()["step"] == step
+        if died == 0:
+            break
+        assert died == -signal.SIGKILL
+        assert reader(store, name).status().state is RunState.INTERRUPTED
+
+        successor = started(store, name, start=step)
+        successor.commit(30, state(30.0), PERMANENT)
+        successor.retain({})
+        assert list(reader(store, name).checkpoints()["step"]) == [30]
+        assert (
+            database[f"{COLLECTION}.records"].count_documents({"run": name, "kind": "checkpoint"})
+            == 1
+        )
+    assert command > 8  # it was killed at each of the commands that a commit takes
+    assert step == 20
+
+
+def test_a_store_can_be_carried_over_a_fork(store):
+    writer = started(store)
+    writer.commit(10, state(10.0), PERMANENT)
+
+    def use():
+        warnings.simplefilter("error")
+        assert reader(store).weights()["step"] in (10, 20)
+        writer.commit(20, state(20.0), PERMANENT)
+        started(store, "b").write_metrics(block(1, 10))
+
+    for _ in range(3):
+        assert forked(use) == 0
+        assert reader(store).weights()["step"] == 20
+        writer.renew()
+
+
+def test_documents_stay_small_however_long_the_run(store, database):
+    columns = ("loss", "accuracy", "rate", "norm", "time")
+    start = -1
+    for attempt in range(25):
+        writer = started(store, start=start)
+        first = start + 1
+        steps = np.arange(first, first + 50_000, dtype=np.float64)
+        writer.write_metrics(MetricBlock(first, dict.fromkeys(columns, steps)))
+        writer.renew({"step": first, "loss": 0.5})
+        start = first + 40_000
+        writer.commit(start, state(attempt), PERMANENT)
+        writer.end(RunState.INTERRUPTED, "asked to stop", start, "log " * 100_000)
+
+    sizes = [{"$group": {"_id": None, "largest": {"$max": {"$bsonSize": "$$ROOT"}}}}]
+    largest = {
+        name: next(database[name].aggregate(sizes))["largest"]
+        for name in database.list_collection_names()
+        if not name.endswith(".chunks")
+    }
+    assert max(largest.values()) < 1_000_000
+    assert largest[f"{COLLECTION}.runs"] < 10_000
+    table = reader(store).metrics()
+    assert len(table) > 1_000_000
+    np.testing.assert_array_equal(table.index, np.arange(len(table)))
+    np.testing.assert_array_equal(table["time"], table.index)
+
+
+def test_questions_of_a_scheduler_use_an_index(store, database):
+    writer = started(store)
+    info = writer.commit(10, state(1.0), PERMANENT)
+    store.commit_validation(COLLECTION, "a", info, validation(10))
+    database.command("profile", 2)
+    store.statuses(COLLECTION, ["a", "b"])
+    store.committed(COLLECTION, [("a", 10), ("b", 10)])
+    store.validated(COLLECTION, [("a", "test", 10)])
+    store.summary(COLLECTION, "a", 10)
+    reader(store).metrics()
+    writer.renew()
+    database.command("profile", 0)
+
+    plans = [entry.get("planSummary", "") for entry in database["system.profile"].find({})]
+    asked = [plan for plan in plans if plan]
+    assert len(asked) >= 8
+    assert not [plan for plan in asked if "COLLSCAN" in plan]
+
+
+def test_one_query_answers_for_many_runs(store):
+    started(store).commit(10, state(1.0), PERMANENT)
+    names = [f"run-{i}" for i in range(500)] + ["a"]
+    with RECORDER.recording() as seen:
+        assert set(store.statuses(COLLECTION, names)) == {"a"}
+        assert len(seen) == 1
+        assert len(store.committed(COLLECTION, [(name, 10) for name in names])) == 1
+        assert len(seen) == 3
+        assert store.validated(COLLECTION, [(name, "test", 10) for name in names]) == {}
+        assert len(seen) == 5
+
+
+@pytest.fixture
+def read_only(store, database, database_uri):
+    """The same store for a user who may only read."""
+    admin = database.client.admin
+    admin.command(
+        "createUser", "guest", pwd="p@ss/w0rd", roles=[{"role": "read", "db": database.name}]
+    )
+    host = database_uri.rpartition("@")[2]
+    yield open_store(f"mongodb://guest:p%40ss%2Fw0rd@{host}")
+    admin.command("dropUser", "guest")
+
+
+def test_a_guest_may_read_everything_and_write_nothing(store, read_only):
+    writer = started(store)
+    writer.write_metrics(block(1, 10))
+    info = writer.commit(10, state(10.0), PERMANENT)
+    outputs = store.outputs_writer(COLLECTION, "a", "test")
+    outputs.add({"x": np.ones((100, 1))})
+    store.commit_validation(COLLECTION, "a", info, validation(10), outputs.close())
+    store.put_artifact(COLLECTION, "a", "report", 10, b"report")
+
+    run = reader(read_only)
+    assert len(run.metrics()) == 10
+    assert len(run.validations()) == len(run.checkpoints()) == len(run.attempts()) == 1
+    assert run.weights(include="kernel").keys() == {"dense/kernel"}
+    assert run.outputs("test")["x"].sum() == 100
+    assert run.artifact("report") == b"report"
+    assert read_only.collections() == [COLLECTION]
+    assert len(read_only.runs()) == 1
+    for write in (
+        lambda: acquire(read_only, "b"),
+        lambda: read_only.put_artifact(COLLECTION, "a", "report", 10, b"mine"),
+    ):
+        with pytest.raises(StoreAccessDenied, match="refuses access: not authorized") as error:
+            write()
+        assert "w0rd" not in str(error.value)
+
+
+def test_the_database_is_readable_by_plain_mongodb_tools(store, database):
+    writer = started(store)
+    writer.write_validation(validation(10, accuracy=0.5))
+    writer.commit(10, state(1.0), PERMANENT)
+
+    run = database[f"{COLLECTION}.runs"].find_one({"_id": "a"})
+    assert (run["state"], run["committed"]["step"], run["fence"]) == ("RUNNING", 10, 1)
+    query = {"run": "a", "kind": "validation", "metrics.accuracy": {"$gte": 0.5}}
+    assert database[f"{COLLECTION}.records"].count_documents(query) == 1
+    assert database[f"{COLLECTION}.checkpoints.files"].find_one()["metadata"]["run"] == "a"
