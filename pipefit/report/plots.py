@@ -225,8 +225,8 @@ def _style(axes: Any, logarithmic: bool) -> None:
     axes.grid(color=_FAINT, linewidth=0.6)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(_FAINT)
-    axes.tick_params(which="both", color=_FAINT, labelcolor=_INK, labelsize=9, left=False)
-    axes.xaxis.label.set(color=_INK, fontsize=9)
+    axes.tick_params(which="both", color=_FAINT, labelcolor=_INK, labelsize=10, left=False)
+    axes.xaxis.label.set(color=_INK, fontsize=10)
     axes.margins(x=0.02)
 
 

@@ -239,8 +239,22 @@ def process_using(data: Path) -> psutil.Process | None:
     return process_of(data, pid) if pid > 0 else None
 
 
-def terminate(data: Path, process: psutil.Process) -> None:
-    """Shut the mongod of the folder `data` down cleanly and wait for its end.
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has let go of everything: files, locks, ports.
+
+    An ending process loses its command line long before these. A zombie has lost all, and a
+    container without an init process keeps it for ever.
+    """
+    import psutil
+
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def terminate(process: psutil.Process) -> None:
+    """Shut a mongod down cleanly and wait for its end.
 
     Raises:
         ServerError: it still runs after `STOP_TIMEOUT`, or belongs to another user.
@@ -254,8 +268,7 @@ def terminate(data: Path, process: psutil.Process) -> None:
     except psutil.AccessDenied as error:
         raise ServerError(f"mongod, pid {process.pid}, belongs to another user") from error
     deadline = time.monotonic() + STOP_TIMEOUT
-    # Not process.wait(): a container without an init process keeps zombies for ever.
-    while process_of(data, process.pid):
+    while not has_ended(process):
         if time.monotonic() > deadline:
             raise ServerError(
                 f"mongod, pid {process.pid}, still runs {STOP_TIMEOUT:.0f} s after SIGTERM; "

@@ -37,6 +37,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -56,6 +57,7 @@ LOCK_TIMEOUT = mongod.START_TIMEOUT + mongod.STOP_TIMEOUT
 
 _SOCKET = "mongod.sock"
 _PORT_TRIES = 5
+_PATIENCE = 5.0  # seconds; with a data folder that another server holds
 _LOG_LIMIT = 20_000_000  # bytes; a longer log becomes mongod.log.1 at the next start
 
 _OPTIONS = (
@@ -241,21 +243,25 @@ def _end(files: _Files) -> bool:
         return False
     words = mongod.arguments_of(process)
     folders = [Path(word).parent for word in words if word.endswith(f"/{_SOCKET}")]
-    mongod.terminate(files.data, process)
+    mongod.terminate(process)
     for folder in folders:  # of a set-up that was killed
         shutil.rmtree(folder, ignore_errors=True)
     return True
 
 
 def _launch(binary: Path, files: _Files, *arguments: str) -> None:
-    options = [*_OPTIONS, *arguments]
-    try:
-        mongod.launch(binary, options, data=files.data, log=files.log)
-    except mongod.ExitedAtStart as error:
-        # A server whose starter was killed a moment ago had not written its pid when we looked.
-        if error.code != mongod.FOLDER_IN_USE or not _end(files):
-            raise
-        mongod.launch(binary, options, data=files.data, log=files.log)
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            mongod.launch(binary, [*_OPTIONS, *arguments], data=files.data, log=files.log)
+            return
+        except mongod.ExitedAtStart as error:
+            if error.code != mongod.FOLDER_IN_USE or time.monotonic() > deadline:
+                raise
+        # By a server that is just ending, or by one whose starter was killed a moment ago: that one
+        # had not written its pid when we looked.
+        _end(files)
+        time.sleep(0.1)
 
 
 def _start_on_tcp(binary: Path, files: _Files) -> int:

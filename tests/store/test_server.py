@@ -1,4 +1,6 @@
+import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -142,11 +144,32 @@ def test_after_kill_9_it_comes_back_with_its_data_at_its_address(pipefit_home):
     write_one(uri, 1)
     (process,) = servers(pipefit_home)
     process.kill()
-    while servers(pipefit_home):
+    while not mongod.has_ended(process):
         time.sleep(0.01)
     assert not server.status().running
     assert server.ensure_running() == uri
     assert read_all(uri) == [1]
+
+
+def test_a_server_that_is_just_being_killed_is_waited_for(pipefit_home):
+    for value in range(3):
+        write_one(server.ensure_running(), value)
+        (process,) = servers(pipefit_home)
+        process.kill()
+        while servers(pipefit_home):
+            pass
+        # It is seen no more, but the kernel may still be closing its files.
+        assert read_all(server.ensure_running()) == list(range(value + 1))
+
+
+def test_a_folder_held_by_a_server_out_of_sight_is_an_error(pipefit_home, monkeypatch):
+    server.ensure_running()
+    monkeypatch.setattr(server, "_PATIENCE", 0.0)
+    # As in another container that shares the folder: its processes are not seen from here.
+    with monkeypatch.context() as patch, pytest.raises(ServerError, match="cannot see"):
+        patch.setattr(mongod, "process_of", lambda data, pid: None)
+        server.ensure_running()
+    assert server.status().running
 
 
 def test_a_pid_that_is_now_another_process_is_not_taken_for_the_server(pipefit_home):
@@ -203,8 +226,6 @@ def test_a_lost_password_is_replaced_and_the_data_are_kept(pipefit_home):
 
 
 def test_lost_data_give_an_empty_database(pipefit_home):
-    import shutil
-
     write_one(server.ensure_running(), 1)
     server.stop()
     shutil.rmtree(pipefit_home / "mongod" / "data")
@@ -213,17 +234,19 @@ def test_lost_data_give_an_empty_database(pipefit_home):
 
 def test_a_port_taken_by_somebody_else_is_given_up(pipefit_home, monkeypatch):
     server.ensure_running()
-    port = server.status().port
     server.stop()
+    state = pipefit_home / "mongod" / "state.json"
     with socket.socket() as somebody:
-        somebody.bind(("127.0.0.1", port))
+        somebody.bind(("127.0.0.1", 0))
         somebody.listen()
-        # Seen when looking for a port ...
+        port = somebody.getsockname()[1]
+        # Seen when looking for a port, here the one the server had before ...
+        state.write_text(json.dumps({**json.loads(state.read_text()), "port": port}))
         write_one(server.ensure_running(), 1)
         assert server.status().port != port
         server.stop()
         # ... and when it is taken between our look and mongod's.
-        (pipefit_home / "mongod" / "state.json").unlink()
+        state.unlink()
         answers = iter([port, port, 0])
         free_port = server._free_port
         monkeypatch.setattr(server, "_free_port", lambda _: next(answers) or free_port(0))
