@@ -25,7 +25,7 @@ from pipefit.execution.keeping import keep
 from pipefit.execution.order import Event, Order, exit_code, outcome
 from pipefit.execution.provenance import program
 from pipefit.execution.writer import BackgroundWriter
-from pipefit.records import NOTHING, Best, MetricBlock, RunOrder, RunState, Validation
+from pipefit.records import NOTHING, Best, MetricBlock, RunOrder, RunState, Validation, joined
 from pipefit.spec import Spec
 from pipefit.store import RunWriter, Store, open_store, this_process
 
@@ -74,6 +74,7 @@ class _Training:
         self.log = _LogTail()
         self.step: int | None = None
         self.background = BackgroundWriter()
+        self.blocks: deque[MetricBlock] = deque()
         self.progress_values: dict[str, Any] = {}
         self._last_progress = 0.0
 
@@ -161,7 +162,10 @@ class _Training:
     # What the loop hands over (pipefit.training.Actions), on the training thread.
 
     def metrics(self, block: MetricBlock) -> None:
-        self.background.put(lambda: self.writer.write_metrics(block))
+        # While the database is slower than the training, blocks join into larger ones.
+        self.blocks.append(block)
+        if len(self.blocks) == 1:
+            self.background.put(self._write_metrics)
 
     def validation(self, validation: Validation) -> None:
         numbers = ", ".join(f"{k} {v:.4f}" for k, v in validation.metrics.items())
@@ -193,6 +197,13 @@ class _Training:
         return self._should_stop()
 
     # On the background thread.
+
+    def _write_metrics(self) -> None:
+        blocks = []
+        while self.blocks:
+            blocks.append(self.blocks.popleft())
+        if blocks:
+            self.writer.write_metrics(joined(blocks))
 
     def _commit(
         self, step: int, snapshot: Mapping[str, Any], kinds: frozenset[str], best: Best | None

@@ -85,10 +85,14 @@ def lease_of(run: Mapping[str, Any]) -> Lease | None:
 
 
 def state_of(run: Mapping[str, Any]) -> RunState:
-    """The state of a run: RUNNING only as long as somebody holds the lease."""
+    """The state of a run: RUNNING only as long as somebody holds the lease.
+
+    An owner that died between its last commit and its farewell has finished the run all the same.
+    """
     state = RunState(run["state"])
     if state is RunState.RUNNING and lease_of(run) is None:
-        return RunState.INTERRUPTED
+        finished = committed_step(run) >= run["steps"]
+        return RunState.FINISHED if finished else RunState.INTERRUPTED
     return state
 
 
