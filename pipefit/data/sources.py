@@ -73,7 +73,10 @@ class Arrays:
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """Shape of one example (without the batch dimension) and dtype of a field."""
+    """Shape of one example (without the batch dimension) and dtype of a field.
+
+    Texts and bytes have a dtype without a length: it differs from batch to batch.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -85,14 +88,14 @@ def field_specs(source: Source) -> dict[str, FieldSpec]:
     Raises:
         DataError: if it is no source, is empty, or gives something that is not [1, ...] arrays.
     """
-    if not isinstance(source, Source):
+    if isinstance(source, type) or not isinstance(source, Source):
         raise DataError(
             f"{source!r} is not a data source: it needs __len__() and take(indices), which "
             f"returns a dict of arrays"
         )
     if len(source) < 1:
-        raise DataError(f"{source!r} has no examples; at least one is needed")
-    return check_fields(source.take(np.zeros(1, np.int64)), 1, None, repr(source))
+        raise DataError(f"{type(source).__name__} has no examples; at least one is needed")
+    return check_fields(source.take(np.zeros(1, np.int64)), 1, None, type(source).__name__)
 
 
 def check_fields(
@@ -125,8 +128,11 @@ def check_fields(
                 f"the first dimension must be {count}"
             )
         if array.dtype.hasobject:
-            raise DataError(f"{origin}: field {name!r} holds Python objects; give numbers or bytes")
-        found[name] = FieldSpec(array.shape[1:], array.dtype)
+            raise DataError(
+                f"{origin}: field {name!r} holds Python objects; give numbers, texts or bytes"
+            )
+        dtype = np.dtype(array.dtype.kind) if array.dtype.kind in "SU" else array.dtype
+        found[name] = FieldSpec(array.shape[1:], dtype)
     if declared is not None and found != declared:
         raise DataError(
             f"{origin}: examples differ from the first one: got {_describe(found)}, "
