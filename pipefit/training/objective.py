@@ -25,6 +25,9 @@ from pipefit.errors import SpecError
 Tensors = Mapping[str, tf.Tensor]
 PerExample = Callable[[Tensors, Tensors], tf.Tensor]
 
+#: What is recorded of every step besides the metrics.
+RESERVED = frozenset({"loss", "learning_rate"})
+
 
 def sparse_softmax_cross_entropy(
     labels: str = "labels", logits: str | None = None
@@ -104,9 +107,17 @@ class Objective:
             dict of all fields), and `training`.
         loss: see `per_example`.
         metrics: likewise, by name.
+
+    Raises:
+        SpecError: if a metric has the name of a column that is always there.
     """
 
     def __init__(self, model: keras.Model, loss: PerExample, metrics: Mapping[str, PerExample]):
+        if taken := RESERVED & set(metrics):
+            raise SpecError(
+                f"metrics: a metric cannot be called {', '.join(sorted(taken))}: this is always "
+                f"recorded; choose another name"
+            )
         self.model = model
         self.loss = loss
         self.metrics = dict(metrics)
@@ -126,9 +137,14 @@ def model_inputs(model: keras.Model, fields: Tensors) -> Any:
     """The fields that the model's inputs name, in the model's structure.
 
     Raises:
-        SpecError: if an input is named like no field.
+        SpecError: if an input is named like no field, or a Sequential model names none.
     """
     if not getattr(model, "inputs", None):
+        if isinstance(model, keras.Sequential):
+            raise SpecError(
+                f"model: this keras.Sequential does not say which field it reads; begin it with "
+                f"keras.Input(shape, name=FIELD), fields are {', '.join(fields)}"
+            )
         return dict(fields)
 
     def pick(name: str) -> tf.Tensor:

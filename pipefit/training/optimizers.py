@@ -42,7 +42,9 @@ class Clip:
         if self.norm is not None:
             return [g if g is None else tf.clip_by_norm(_dense(g), self.norm) for g in gradients]
         if self.global_norm is not None:
-            return list(tf.clip_by_global_norm(gradients, self.global_norm)[0])
+            # Sparse gradients may name a row twice: their norm is right only once they are added.
+            dense = [g if g is None else _dense(g) for g in gradients]
+            return list(tf.clip_by_global_norm(dense, self.global_norm)[0])
         return gradients
 
 

@@ -6,12 +6,16 @@ position p is as cheap as one that starts at 0 and nothing of the iterator is ev
 
 from __future__ import annotations
 
+import contextlib
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from pipefit.data import Arrays, FieldSpec, Source, check_fields, examples, field_specs
+from pipefit.data import Arrays, Source, check_fields, examples, field_specs
+from pipefit.errors import DataError, PipefitError
 
 #: Indices computed per call into Python: large enough that the call costs nothing per step.
 BLOCK_INDICES = 1 << 15
@@ -19,8 +23,41 @@ BLOCK_INDICES = 1 << 15
 READERS = 4
 
 
+class Failures:
+    """What a source raised while TensorFlow was reading it.
+
+    TensorFlow hands on an exception's text only, inside of its own: so the exception is kept here
+    under a mark, and found again by the mark in TensorFlow's message.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Exception] = {}
+
+    def keep(self, error: Exception) -> str:
+        """Keep an exception; the mark to raise in its place."""
+        mark = f"<source failure {id(self):x}/{len(self._kept)}>"
+        self._kept[mark] = error
+        return mark
+
+    @contextlib.contextmanager
+    def surfacing(self) -> Iterator[None]:
+        """Inside, TensorFlow's errors for kept exceptions are raised as these exceptions."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            kept = next((e for mark, e in self._kept.items() if mark in error.message), None)
+            if kept is None:
+                raise
+            raise kept from kept.__cause__
+
+
 def training_batches(
-    source: Source, *, seed: int, position: int, batch_size: int
+    source: Source,
+    *,
+    seed: int,
+    position: int,
+    batch_size: int,
+    failures: Failures | None = None,
 ) -> tf.data.Dataset:
     """Endless batches of exactly `batch_size` examples, continuing at a position.
 
@@ -29,6 +66,7 @@ def training_batches(
         seed: of the run.
         position: examples consumed so far.
         batch_size: examples per batch; a batch may span epochs.
+        failures: keeps what the source raises.
 
     Returns:
         Dataset of dicts of tensors of shape [batch_size, ...].
@@ -46,44 +84,70 @@ def training_batches(
         return tf.ensure_shape(out, [per_block, batch_size])
 
     blocks = tf.data.Dataset.counter().map(indices).prefetch(1)
-    return _read(source, blocks.unbatch(), batch_size)
+    return _read(source, blocks.unbatch(), batch_size, failures or Failures())
 
 
-def validation_batches(source: Source, batch_size: int) -> tf.data.Dataset:
+def validation_batches(
+    source: Source, batch_size: int, failures: Failures | None = None
+) -> tf.data.Dataset:
     """Every example once, in order; the last batch may be smaller."""
     every = tf.data.Dataset.range(len(source)).batch(batch_size)
-    return _read(source, every, None)
+    return _read(source, every, None, failures or Failures())
 
 
-def _read(source: Source, indices: tf.data.Dataset, size: int | None) -> tf.data.Dataset:
-    specs = field_specs(source)
-    if isinstance(source, Arrays):
-        with tf.device("CPU:0"):
-            tensors = {name: tf.constant(value) for name, value in source.fields.items()}
-        batches = indices.map(lambda i: {name: tf.gather(t, i) for name, t in tensors.items()})
-    else:
-        batches = indices.map(
-            lambda i: _take(source, specs, i, size), num_parallel_calls=READERS, deterministic=True
-        )
+def _read(
+    source: Source, indices: tf.data.Dataset, size: int | None, failures: Failures
+) -> tf.data.Dataset:
     options = tf.data.Options()
     # Its sleeping thread can delay the end of a process by up to a minute, and it is not needed.
     options.autotune.enabled = False
     options.deterministic = True
+    if type(source) is Arrays:  # a subclass may give something else than its arrays
+        with tf.device("CPU:0"):
+            tensors = {name: tf.constant(value) for name, value in source.fields.items()}
+        batches = indices.map(lambda i: {name: tf.gather(t, i) for name, t in tensors.items()})
+    else:
+        batches = _read_in_python(source, indices, size, failures)
+        # Readers wait for disks and networks: there may be more of them than cores.
+        options.threading.private_threadpool_size = READERS + 1
     return batches.prefetch(READERS).with_options(options)
 
 
-def _take(
-    source: Source, specs: dict[str, FieldSpec], indices: tf.Tensor, size: int | None
-) -> dict[str, tf.Tensor]:
-    names = list(specs)
+def _read_in_python(
+    source: Source, indices: tf.data.Dataset, size: int | None, failures: Failures
+) -> tf.data.Dataset:
+    specs = field_specs(source)
 
     def take(i: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-        fields = source.take(i)
-        check_fields(fields, len(i), specs, repr(source))
-        return [np.asarray(fields[name]) for name in names]
+        try:
+            fields = source.take(i)
+            check_fields(fields, len(i), specs, type(source).__name__)
+            return [np.asarray(fields[name]) for name in specs]
+        except Exception as error:
+            raise RuntimeError(failures.keep(_explained(error, source, i))) from error
 
-    values = tf.numpy_function(take, [indices], [specs[name].dtype for name in names])
-    return {
-        name: tf.ensure_shape(value, [size, *specs[name].shape])
-        for name, value in zip(names, values, strict=True)
-    }
+    def batch(i: tf.Tensor) -> dict[str, tf.Tensor]:
+        # Declared stateful, it would be called by one thread only when ops are deterministic.
+        values = tf.numpy_function(take, [i], [s.dtype for s in specs.values()], stateful=False)
+        return {
+            name: tf.ensure_shape(value, [size, *spec.shape])
+            for (name, spec), value in zip(specs.items(), values, strict=True)
+        }
+
+    return indices.map(batch, num_parallel_calls=READERS, deterministic=True)
+
+
+def _explained(error: Exception, source: Source, indices: np.ndarray[Any, Any]) -> Exception:
+    """The error to show: ours as they are, the source's own with what was read and where."""
+    if isinstance(error, PipefitError):
+        return error
+    which = ", ".join(map(str, indices[:3])) + (", ..." if len(indices) > 3 else "")
+    # Without the frame of our own call.
+    frames = error.__traceback__ and error.__traceback__.tb_next
+    details = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    explained = DataError(
+        f"{type(source).__name__}: take() of {len(indices)} examples ({which}) failed with "
+        f"{type(error).__name__}: {error}\n{details}"
+    )
+    explained.__cause__ = error
+    return explained

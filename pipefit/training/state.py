@@ -15,9 +15,34 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipefit.errors import StateMismatch
+from pipefit.errors import StateMismatch, TrainingError
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+
+#: Ops whose state lives outside of variables: it cannot be saved, so a run would not be exact.
+_UNSAVED_RANDOM = frozenset(
+    [
+        "RandomUniform",
+        "RandomUniformInt",
+        "RandomStandardNormal",
+        "TruncatedNormal",
+        "ParameterizedTruncatedNormal",
+        "RandomShuffle",
+        "RandomCrop",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "Multinomial",
+        "SampleDistortedBoundingBox",
+        "SampleDistortedBoundingBoxV2",
+        "UniformCandidateSampler",
+        "LogUniformCandidateSampler",
+        "LearnedUnigramCandidateSampler",
+        "FixedUnigramCandidateSampler",
+        "ThreadUnsafeUnigramCandidateSampler",
+        "AllCandidateSampler",
+    ]
+)
 
 
 class State:
@@ -47,11 +72,20 @@ class State:
                     f"state: two variables are called {name!r}; give the layers names of their own"
                 )
             self.variables[name] = variable
-        self._copy = tf.function(lambda: [tf.identity(v) for v in self.variables.values()])
+        constant = getattr(optimizer, "_learning_rate", None)
+        self._known = _handles([*self.variables.values(), getattr(constant, "value", None)])
+        self._copy = tf.function(self._copies, autograph=False)
+
+    def _copies(self) -> list[tf.Tensor]:
+        return [tf.identity(v) for v in self.variables.values()]
 
     def snapshot(self) -> dict[str, tf.Tensor]:
         """Copies of all variables as of now; later updates do not change them (copy on write)."""
         return dict(zip(self.variables, self._copy(), strict=True))
+
+    def others(self, variables: Iterable[Any]) -> list[Any]:
+        """Those of the variables that the state does not hold (and no constant learning rate)."""
+        return [v for v in variables if not _handles([v]) <= self._known]
 
     def check(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Check that names, shapes and dtypes are exactly those of the state.
@@ -81,6 +115,31 @@ class State:
         self.check(arrays)
         for name, variable in self.variables.items():
             variable.assign(arrays[name])
+
+
+def _handles(variables: Iterable[Any]) -> set[int]:
+    """Of every variable, and on every device, what tells it from others."""
+    parts = (part for v in variables if v is not None for part in getattr(v, "values", [v]))
+    return {id(part.handle) for part in parts if hasattr(part, "handle")}
+
+
+def refuse_unsaved_random(graph: Any) -> None:
+    """Check that a step draws no random numbers whose state cannot be saved.
+
+    Args:
+        graph: tf.compat.v1.GraphDef of the step.
+
+    Raises:
+        TrainingError: naming the op.
+    """
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    for node in nodes:
+        if node.op in _UNSAVED_RANDOM:
+            raise TrainingError(
+                f"model: {node.name} draws random numbers with {node.op}, whose state cannot be "
+                f"saved, so the run could not be continued exactly; use keras.random with a "
+                f"keras.random.SeedGenerator"
+            )
 
 
 def to_numpy(snapshot: Mapping[str, tf.Tensor]) -> Arrays:
