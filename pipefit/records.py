@@ -216,17 +216,6 @@ class MetricBlock:
         return self.first + len(self) - 1
 
 
-def joined(blocks: Sequence[MetricBlock]) -> MetricBlock:
-    """Blocks of the same columns that follow each other as one block."""
-    if len(blocks) == 1:
-        return blocks[0]
-    import numpy as np
-
-    names = blocks[0].columns
-    columns = {name: np.concatenate([block.columns[name] for block in blocks]) for name in names}
-    return MetricBlock(blocks[0].first, columns)
-
-
 @dataclass(frozen=True)
 class Validation:
     """One validation set's numbers at one step.

@@ -1,4 +1,4 @@
-"""The worker process: joins store and training. ``python -m pipefit.execution.worker``
+"""The worker process, ``python -m pipefit.execution.worker``: joins store and training.
 
 Reads one `Order` as a line of JSON from its input and writes `Event`s, one per line, to its
 output; the last one is the outcome. A further line "stop", the end of the input (whoever gave the
@@ -24,8 +24,8 @@ from pipefit.execution.devices import gpus, place
 from pipefit.execution.keeping import keep
 from pipefit.execution.order import Event, Order, exit_code, outcome
 from pipefit.execution.provenance import program
-from pipefit.execution.writer import BackgroundWriter
-from pipefit.records import NOTHING, Best, MetricBlock, RunOrder, RunState, Validation, joined
+from pipefit.execution.writer import BackgroundWriter, joined
+from pipefit.records import NOTHING, Best, MetricBlock, RunOrder, RunState, Validation
 from pipefit.spec import Spec
 from pipefit.store import RunWriter, Store, open_store, this_process
 
@@ -61,14 +61,12 @@ def perform(order: Order, emit: Emit, should_stop: ShouldStop) -> None:
 class _Training:
     """One attempt at a run.
 
-        check identity -> build -> acquire -> restore the newest good checkpoint -> begin
-        loop, its results written by one background thread; the lease renewed by another
-        drain -> end(FINISHED | FAILED | INTERRUPTED)
+    check identity -> build -> acquire -> restore the newest good checkpoint -> begin
+    loop, its results written by one background thread; the lease renewed by another
+    drain -> end(FINISHED | FAILED | INTERRUPTED)
     """
 
-    def __init__(
-        self, order: Order, spec: Spec, store: Store, emit: Emit, should_stop: ShouldStop
-    ):
+    def __init__(self, order: Order, spec: Spec, store: Store, emit: Emit, should_stop: ShouldStop):
         self.order, self.spec, self.store, self.emit = order, spec, store, emit
         self._should_stop = should_stop
         self.log = _LogTail()
@@ -103,9 +101,9 @@ class _Training:
         steps = self.spec.train.steps
         if trainer.step > steps:
             raise StoreError(
-                f"train.steps = {steps}: run {self.spec.name!r} is at step {trainer.step} and keeps "
-                f"no checkpoint of step {steps}; set train.steps to {trainer.step} or more, or "
-                f"choose another name"
+                f"train.steps = {steps}: run {self.spec.name!r} is at step {trainer.step} and "
+                f"keeps no checkpoint of step {steps}; set train.steps to {trainer.step} or more, "
+                f"or choose another name"
             )
         self.writer.begin(start)
         self.step = trainer.step
@@ -278,16 +276,12 @@ def _validate(order: Order, spec: Spec, store: Store, kind: str, count: int) -> 
     checkpoint = run.checkpoint(order.step)
     from pipefit import training
 
-    experiment = training.Experiment(
-        spec, order.folders, training.Replicas(kind=kind, count=count)
-    )
+    experiment = training.Experiment(spec, order.folders, training.Replicas(kind=kind, count=count))
     state = training.State(experiment.model)
     state.restore(run.weights(order.step, include="^(model|generator)/"))
     validator = experiment.validator(order.validation)
     wanted = bool(spec.validation[order.validation].outputs)
-    outputs = (
-        store.outputs_writer(spec.collection, spec.name, order.validation) if wanted else None
-    )
+    outputs = store.outputs_writer(spec.collection, spec.name, order.validation) if wanted else None
     begin = time.perf_counter()
     try:
         metrics = validator.run(outputs.add if outputs else None)
@@ -361,9 +355,7 @@ def main() -> None:
             except BrokenPipeError:
                 pass  # whoever gave the order is gone; the end of the input stops us
 
-    logging.basicConfig(
-        level=logging.WARNING, format="%(message)s", handlers=[_EventHandler(send)]
-    )
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_EventHandler(send)])
     logging.getLogger("pipefit").setLevel(logging.INFO)
     logging.captureWarnings(True)
     sys.stdout = _Printed()

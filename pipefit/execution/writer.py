@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipefit.records import MetricBlock
 
 Work = Callable[[], None]
+
+
+class _Piece(NamedTuple):
+    work: Work
+    heavy: bool
 
 
 class BackgroundWriter:
@@ -21,47 +31,34 @@ class BackgroundWriter:
     """
 
     def __init__(self, depth: int = 1000, heavy: int = 2):
-        self._queue: queue.Queue[Work | None] = queue.Queue(maxsize=depth)
+        self._queue: queue.Queue[_Piece | None] = queue.Queue(maxsize=depth)
         self._heavy = threading.BoundedSemaphore(heavy)
         self._error: BaseException | None = None
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="pipefit-writer", daemon=True)
         self._thread.start()
 
     def put(self, work: Work) -> None:
         """Queue a piece of work. Raises the first failure so far."""
         self.check()
-        self._queue.put(work)
+        self._queue.put(_Piece(work, heavy=False))
 
     def put_heavy(self, work: Work) -> None:
         """Queue a piece of work that holds much memory until it is done."""
         self.check()
         self._heavy.acquire()
-
-        def then_release() -> None:
-            try:
-                work()
-            finally:
-                self._heavy.release()
-
-        self._queue.put(then_release)
+        self._queue.put(_Piece(work, heavy=True))
 
     def check(self) -> None:
         """Raise the first failure so far."""
         if self._error is not None:
             raise self._error
 
-    def drain(self) -> None:
-        """Wait until everything put so far is done. Raises the first failure."""
-        done = threading.Event()
-        self._queue.put(done.set)
-        while not done.wait(0.1):
-            self.check()
-        self.check()
-
     def fail(self, error: BaseException) -> None:
         """Make `put`, `check` and `close` raise this, unless something failed before."""
-        if self._error is None:
-            self._error = error
+        with self._lock:
+            if self._error is None:
+                self._error = error
 
     def close(self) -> None:
         """Wait until everything is done. Raises the first failure."""
@@ -71,9 +68,22 @@ class BackgroundWriter:
         self.check()
 
     def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
+        while (piece := self._queue.get()) is not None:
             try:
                 if self._error is None:
-                    work()
+                    piece.work()
             except BaseException as error:
-                self._error = error
+                self.fail(error)
+            finally:
+                # Dropped pieces too, or whoever waits to put one would wait for ever.
+                if piece.heavy:
+                    self._heavy.release()
+
+
+def joined(blocks: Sequence[MetricBlock]) -> MetricBlock:
+    """Blocks of the same columns that follow each other as one block."""
+    if len(blocks) == 1:
+        return blocks[0]
+    names = blocks[0].columns
+    columns = {name: np.concatenate([block.columns[name] for block in blocks]) for name in names}
+    return MetricBlock(blocks[0].first, columns)

@@ -57,9 +57,9 @@ class Job:
         """Until a checkpoint of at least this step is committed."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            status = self.store.statuses(
-                self.changes["collection"], [self.changes["name"]]
-            ).get(self.changes["name"])
+            status = self.store.statuses(self.changes["collection"], [self.changes["name"]]).get(
+                self.changes["name"]
+            )
             if status is not None and (status.step or 0) >= step:
                 return status.step
             if process.poll() is not None:
