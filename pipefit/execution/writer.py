@@ -54,6 +54,14 @@ class BackgroundWriter:
         if self._error is not None:
             raise self._error
 
+    def drain(self) -> None:
+        """Wait until everything put so far is done. Raises the first failure."""
+        done = threading.Event()
+        self._queue.put(_Piece(done.set, heavy=False))
+        while not done.wait(0.1):
+            self.check()
+        self.check()
+
     def fail(self, error: BaseException) -> None:
         """Make `put`, `check` and `close` raise this, unless something failed before."""
         with self._lock:
