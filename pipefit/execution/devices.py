@@ -80,7 +80,8 @@ def place(devices: Devices, available: Sequence[str]) -> Placement:
         The placement. Without any GPU, indices and counts mean logical CPU devices.
 
     Raises:
-        DeviceError: for more GPUs than there are, an unknown UUID, or GPUs and CPUs mixed.
+        DeviceError: for no device, one device twice, more GPUs than there are, an unknown UUID, or
+            GPUs and CPUs mixed.
     """
     if devices is None:
         return _gpus(available[:1]) if available else Placement("cpu", 1)
@@ -90,6 +91,8 @@ def place(devices: Devices, available: Sequence[str]) -> Placement:
         wanted: list[int | str] = list(range(devices))
     else:
         wanted = [devices] if isinstance(devices, str) else list(devices)
+    if not wanted or len(set(wanted)) < len(wanted):
+        raise DeviceError(f"model.devices = {devices!r}: name at least one device, and each once")
     cpus = [word for word in wanted if isinstance(word, str) and word.startswith("cpu:")]
     if cpus:
         if len(cpus) < len(wanted):
@@ -97,13 +100,16 @@ def place(devices: Devices, available: Sequence[str]) -> Placement:
         return Placement("cpu", len(cpus))
     if not available and all(isinstance(word, int) for word in wanted):
         return Placement("cpu", len(wanted))
-    return _gpus([_find(word, devices, available) for word in wanted])
+    found = [_find(word, devices, available) for word in wanted]
+    if len(set(found)) < len(found):
+        raise DeviceError(f"model.devices = {devices!r}: two of these are the same GPU")
+    return _gpus(found)
 
 
 def _find(word: int | str, devices: Devices, available: Sequence[str]) -> str:
     there = f"this machine has {len(available)}: {', '.join(available) or 'none'}"
     if isinstance(word, int):
-        if word >= len(available):
+        if not 0 <= word < len(available):
             raise DeviceError(
                 f"model.devices = {devices!r}: GPU {word} is wanted, {there}; ask for fewer"
             )
