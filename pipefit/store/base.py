@@ -39,7 +39,11 @@ class RunWriter(Protocol):
     checkpoint's record and then does ONE conditional update of the run's document that checks the
     fence and publishes the step. Nothing before that update is visible to any reader.
 
-    Errors: `StoreUnavailable` when the database is away for longer than the driver's retries.
+    Errors: `StoreUnavailable` when the database is away for longer than the driver's retries. Then
+    the same call may be made again: a write that was done already is not done twice.
+
+    Steps: what is said about the step an attempt began with belongs to the attempt that led to it,
+    so that step can be validated and committed again. Anything before it raises `StoreError`.
     """
 
     fence: int
@@ -57,7 +61,11 @@ class RunWriter(Protocol):
         """The best validation so far, as of the newest committed checkpoint."""
 
     def begin(self, start: int) -> None:
-        """Continue after the committed step `start` (-1: from nothing); the state is RUNNING."""
+        """Continue after the committed step `start` (-1: from nothing); the state is RUNNING.
+
+        What was committed after `start` is no longer part of the run. Raises `NotFound` if no
+        checkpoint of that step is committed.
+        """
 
     def renew(self, progress: Mapping[str, Any] | None = None) -> None:
         """Prolong the lease; `progress` (step, loss, rate, ...) is what `pipefit show` displays."""
@@ -75,16 +83,21 @@ class RunWriter(Protocol):
         kinds: frozenset[str],
         best: Best | None = None,
     ) -> CheckpointInfo:
-        """Store a checkpoint and publish it. A step that is committed already is replaced."""
+        """Store a checkpoint and publish it.
+
+        The newest committed step may be committed again, which replaces it; earlier ones are
+        refused with `StoreError`. `best` None: as before.
+        """
 
     def retain(self, kept: Mapping[str, frozenset[str]]) -> list[CheckpointInfo]:
         """Keep only these checkpoint ids (with their new kinds); return those removed.
 
-        The newest committed checkpoint is never removed.
+        The newest committed checkpoint is never removed. An id that is none of the run's raises
+        `NotFound`, and nothing is removed.
         """
 
     def end(self, state: RunState, reason: str | None, step: int | None, log_tail: str) -> None:
-        """Close the attempt, set the run's state and give the lease back."""
+        """Close the attempt, set the run's state and give the lease back; again does nothing."""
 
 
 class RunReader(Protocol):
@@ -144,7 +157,10 @@ class Outputs(Protocol):
 
 
 class OutputsWriter(Protocol):
-    """Streams per-example outputs into shards; nothing is visible until the validation names it."""
+    """Streams per-example outputs into shards; nothing is visible until the validation names it.
+
+    Names, dtypes and shapes of all batches are those of the first; others raise `StoreError`.
+    """
 
     def add(self, outputs: Mapping[str, np.ndarray]) -> None:
         """Append the outputs of one batch, arrays of shape [examples, ...]."""
@@ -221,7 +237,11 @@ class Store(Protocol):
         validation: Validation,
         outputs: str | None = None,
     ) -> None:
-        """Publish the validation of a committed checkpoint; replaces the one made in training."""
+        """Publish the validation of a committed checkpoint; replaces the one made in training.
+
+        Raises `NotFound` if the checkpoint is not, or no longer, part of the run, and `StoreError`
+        if the outputs have another number of examples than the validation.
+        """
 
     def put_artifact(
         self, collection: str, name: str, artifact: str, step: int, data: bytes

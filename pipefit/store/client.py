@@ -14,7 +14,7 @@ import atexit
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC
@@ -57,6 +57,7 @@ _DEFAULTS = {
 _TRIES = 3
 _DENIED = {13, 18, 8000}  # Unauthorized, AuthenticationFailed, AtlasError
 _NO_SPACE = {14031}  # OutOfDiskSpace
+_NOT_REPLICATED = {64}  # WriteConcernFailed: no majority within its timeout
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -148,8 +149,7 @@ def _is_lost_connection(error: BaseException) -> bool:
 
 
 def _translated(error: Exception, shown: str) -> StoreError:
-    reason = _reason(error)
-    code = getattr(error, "code", None)
+    code, reason = _code(error), _reason(error)
     if code in _DENIED:
         return StoreAccessDenied(
             f"{shown} refuses access: {reason}; check the user, the password, authSource and the "
@@ -161,8 +161,8 @@ def _translated(error: Exception, shown: str) -> StoreError:
             "same command again"
         )
     # Of a URI that has been read already only the name service can still be a configuration error.
-    unreachable = errors.ConnectionFailure | errors.WTimeoutError | errors.ConfigurationError
-    if isinstance(error, unreachable):
+    unreachable = errors.ConnectionFailure | errors.ConfigurationError
+    if isinstance(error, unreachable) or code in _NOT_REPLICATED:
         return StoreUnavailable(
             f"{shown} cannot be reached: {reason}; start the server, or set PIPEFIT_MONGO_URI to "
             "another one"
@@ -170,12 +170,27 @@ def _translated(error: Exception, shown: str) -> StoreError:
     return StoreError(f"{shown} failed: {reason}")
 
 
+def _code(error: Exception) -> int | None:
+    if isinstance(error, errors.BulkWriteError):
+        code: int | None = _first_failure(error).get("code")
+        return code
+    return getattr(error, "code", None)
+
+
 def _reason(error: Exception) -> str:
     """The first words of the driver's message, without its topology dump and command document."""
-    text = " ".join(str(error).split())
+    words = str(error)
+    if isinstance(error, errors.BulkWriteError):
+        words = _first_failure(error).get("errmsg", words)
+    text = " ".join(words.split())
     for noise in (" (configured timeouts", ", Timeout: ", ", Topology Description", ", full error"):
         text = text.partition(noise)[0]
     return text[:300] or type(error).__name__
+
+
+def _first_failure(error: errors.BulkWriteError) -> Mapping[str, Any]:
+    failures = [*error.details.get("writeErrors", []), *error.details.get("writeConcernErrors", [])]
+    return failures[0] if failures else {}
 
 
 @dataclass(frozen=True)

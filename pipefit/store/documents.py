@@ -46,10 +46,9 @@ from pipefit.records import (
     RunStatus,
     Validation,
 )
+from pipefit.store.client import Document
 from pipefit.store.files import StoredFile
 from pipefit.store.owner import is_dead
-
-Document = dict[str, Any]
 
 VERSION = 1
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 import warnings
 
@@ -10,21 +11,27 @@ import numpy as np
 import pytest
 from actors import (
     COLLECTION,
+    ELSEWHERE,
     PERMANENT,
+    TTL,
     acquire,
     block,
     dead_process,
+    order,
     reader,
     started,
     state,
     validation,
 )
+from bson import ObjectId
 from contract import StoreContract
 from recorder import RECORDER
 
-from pipefit.errors import RunOwned, StoreAccessDenied
+from pipefit.errors import LeaseLost, RunOwned, StoreAccessDenied
 from pipefit.records import MetricBlock, RunState
-from pipefit.store import open_store
+from pipefit.store import open_store, this_process
+from pipefit.store.layout import Layout
+from pipefit.store.leases import Claim, Leases
 
 
 class TestMongoStore(StoreContract):
@@ -98,8 +105,53 @@ def test_a_process_killed_anywhere_in_a_commit_leaves_a_whole_checkpoint(store, 
             database[f"{COLLECTION}.records"].count_documents({"run": name, "kind": "checkpoint"})
             == 1
         )
-    assert command > 8  # it was killed at each of the commands that a commit takes
+    assert command > 7  # it was killed at each of the commands that a commit takes
     assert step == 20
+
+
+def test_what_was_seen_before_the_owner_changed_gives_nobody_the_run(store):
+    writer = acquire(store, owner=ELSEWHERE, ttl=0.05)
+    time.sleep(0.1)
+    leases = Leases(Layout(store.connection, COLLECTION))
+    seen = leases.layout.find_run("a", light=False)
+    claim = Claim(order(), this_process(), TTL, ObjectId())
+    writer.renew()
+    assert leases._succeed(seen, claim) is None  # it had run out, but was renewed since
+
+    seen = leases.layout.find_run("a", light=False)
+    seen["lease"]["expires"] = seen["now"]
+    writer.end(RunState.INTERRUPTED, None, None, "")
+    assert acquire(store).fence == 2
+    assert leases._succeed(seen, claim) is None  # another one took it since
+    assert store.lease(COLLECTION, "a").fence == 2
+
+
+def test_a_run_taken_before_the_connection_broke_is_taken(store):
+    leases = Leases(Layout(store.connection, COLLECTION))
+    claim = Claim(order(), this_process(), TTL, ObjectId())
+
+    assert [leases.acquire(claim), leases.acquire(claim)] == [1, 1]
+    assert len(reader(store).attempts()) == 1
+
+
+def test_an_owner_that_slept_through_its_succession_spoils_nothing(store, monkeypatch):
+    sleeper = started(store, owner=ELSEWHERE, ttl=0.05)
+    sleeper.commit(10, state(10.0), PERMANENT)
+    time.sleep(0.1)
+    successor = started(store, start=10)
+    successor.write_metrics(block(11, 20))
+    successor.write_validation(validation(20, accuracy=0.9))
+    # As if it had asked for its lease before all that, and been stopped right after.
+    monkeypatch.setattr(sleeper, "_update", lambda changes=None: None)
+
+    with pytest.raises(LeaseLost, match="a newer attempt than 1 of run 'a' wrote metrics"):
+        sleeper.write_metrics(block(11, 20, value=-1.0))
+    with pytest.raises(LeaseLost):
+        sleeper.write_validation(validation(20, accuracy=-1.0))
+    sleeper.write_metrics(block(15, 30, value=-1.0))
+    sleeper.write_validation(validation(25, accuracy=-1.0))
+    assert list(reader(store).metrics()["loss"]) == list(range(11, 21))
+    assert list(reader(store).validations()["accuracy"]) == [0.9]
 
 
 def test_a_store_can_be_carried_over_a_fork(store):

@@ -112,7 +112,22 @@ def test_a_wrong_password_is_refused_and_not_shown(database_uri):
             StoreError,
             "no disk space left",
         ),
-        (pymongo.errors.WTimeoutError("waiting timed out"), StoreUnavailable, "cannot be reached"),
+        (
+            pymongo.errors.BulkWriteError(
+                {"writeErrors": [{"code": 14031, "errmsg": "available disk space is low"}]}
+            ),
+            StoreError,
+            "no disk space left: available disk space is low",
+        ),
+        (
+            pymongo.errors.BulkWriteError(
+                {"writeConcernErrors": [{"code": 64, "errmsg": "waiting timed out"}]}
+            ),
+            StoreUnavailable,
+            "cannot be reached: waiting timed out",
+        ),
+        (pymongo.errors.BulkWriteError({}), StoreError, "failed: batch op errors"),
+        (pymongo.errors.WTimeoutError("waiting", 64), StoreUnavailable, "cannot be reached"),
         (pymongo.errors.NotPrimaryError("no primary"), StoreUnavailable, "cannot be reached"),
         (pymongo.errors.ConfigurationError("no such DNS name"), StoreUnavailable, "DNS name"),
         (pymongo.errors.DocumentTooLarge("17 MB"), StoreError, "failed: 17 MB"),

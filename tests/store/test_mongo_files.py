@@ -4,11 +4,14 @@ import hashlib
 import json
 import time
 from dataclasses import replace
+from datetime import timedelta
 
+import gridfs
 import numpy as np
 import pytest
 from actors import COLLECTION, PERMANENT, block, reader, started, state, validation
 from bson import ObjectId
+from pymongo.collection import Collection
 from recorder import RECORDER
 from safetensors.numpy import load
 
@@ -67,17 +70,18 @@ def test_an_index_that_is_very_long_is_read_from_the_file(store, database):
     assert len(reader(store).weights()) == 3000
 
 
-def test_the_file_is_safetensors(store, database):
+def test_the_file_is_safetensors_in_gridfs(store, database):
     started(store).commit(7, state(1.0), PERMANENT)
-    parts = database[f"{COLLECTION}.checkpoints.chunks"].find().sort("n")
-    data = b"".join(part["data"] for part in parts)
-
     info = reader(store).checkpoint()
+    bucket = gridfs.GridFSBucket(database, f"{COLLECTION}.checkpoints")
+    data = bucket.open_download_stream(ObjectId(info.id)).read()
+
     assert (len(data), hashlib.sha256(data).hexdigest()) == (info.size, info.sha256)
     loaded = load(data)
     np.testing.assert_array_equal(loaded["dense/kernel"], state(1.0)["dense/kernel"])
     file = database[f"{COLLECTION}.checkpoints.files"].find_one()
     assert (file["length"], file["metadata"]["sha256"]) == (info.size, info.sha256)
+    assert abs(file["uploadDate"] - info.created) < timedelta(seconds=10)
     assert json.loads(file["metadata"]["header"])["dense/kernel"]["shape"] == [4, 3]
 
 
@@ -225,17 +229,19 @@ def test_answers_that_are_lost_do_not_matter(store, proxy):
 def test_a_failed_upload_leaves_no_chunks(store, database, monkeypatch):
     writer = started(store)
     writer.commit(6, state(6.0), PERMANENT)
-    seen = []
+    insert, inserted = Collection.insert_many, []
 
-    def interrupt(self, document, **others):
-        seen.append(document)
-        raise KeyboardInterrupt
+    def interrupted(self, documents, **others):
+        inserted.append(insert(self, documents, **others))
+        if len(inserted) == 2:
+            raise KeyboardInterrupt
+        return inserted[-1]
 
-    monkeypatch.setattr("pymongo.collection.Collection.insert_one", interrupt)
+    monkeypatch.setattr(Collection, "insert_many", interrupted)
     with pytest.raises(KeyboardInterrupt):
         writer.commit(7, big(), PERMANENT)
 
-    assert len(seen) == 1  # the file's document, after all chunks
+    assert len(inserted) == 2
     assert stored(database) == (1, [])
 
 
