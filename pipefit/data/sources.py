@@ -142,7 +142,11 @@ def check_fields(
 
 
 def _describe(specs: Mapping[str, FieldSpec]) -> str:
-    return ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in specs.items())
+    words = {"S": "bytes", "U": "text"}
+    return ", ".join(
+        f"{name} {words.get(spec.dtype.kind, spec.dtype)}{list(spec.shape)}"
+        for name, spec in specs.items()
+    )
 
 
 def digits(archive: Path, split: str) -> Arrays:
