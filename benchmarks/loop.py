@@ -32,6 +32,7 @@ import tensorflow as tf
 from pipefit import archives, read_spec
 from pipefit.data import digits
 from pipefit.execution import Order, worker
+from pipefit.execution.reporter import Reporter
 from pipefit.store import server
 
 ROOT = Path(__file__).parent.parent
@@ -107,7 +108,9 @@ def main(rounds: int) -> None:
     uri = server.ensure_running()
     try:
         order = Order("train", spec.to_json(), uri, {"digits": str(folder)})
-        training = Measured(order, spec, worker.open_store(uri), lambda _: None, lambda: False)
+        training = Measured(
+            order, spec, worker.open_store(uri), Reporter(lambda _: None), lambda: None
+        )
         if spec.train.deterministic:
             tf.config.experimental.enable_op_determinism()
         keras.utils.set_random_seed(0)

@@ -1,4 +1,4 @@
-"""The pipelines: wiring only. ``luigi --module pipelines TrainAndValidate``"""
+"""The pipelines: wiring only. ``luigi --module pipelines TrainAndValidate``."""
 
 from pipelines.main import TrainAndValidate
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+
 import luigi
 
+from pipefit.errors import PipefitError
 from tasks.aggregate import Aggregate, show_results
 from tasks.base import ExperimentTask
+from tasks.signals import is_luigi_command
 
 
 class TrainAndValidate(ExperimentTask):
@@ -23,7 +28,21 @@ class TrainAndValidate(ExperimentTask):
         """Nothing is left to do: the results are shown by the event below."""
 
 
-@TrainAndValidate.event_handler(luigi.Event.SUCCESS)
-@TrainAndValidate.event_handler(luigi.Event.DEPENDENCY_PRESENT)
+def _show_at_end(task: TrainAndValidate, *_: object) -> None:
+    """Let the `luigi` command print the results last of all, if they are there then.
+
+    Called in the scheduling process: with several workers `run` is called in a forked one.
+    """
+    if is_luigi_command():
+        atexit.register(_show, task)
+
+
 def _show(task: TrainAndValidate) -> None:
-    show_results(task.requires())
+    # What is wrong with the database has been told before.
+    with contextlib.suppress(PipefitError):
+        if task.complete():
+            show_results(task.requires())
+
+
+for _event in (luigi.Event.DEPENDENCY_DISCOVERED, luigi.Event.DEPENDENCY_PRESENT):
+    TrainAndValidate.event_handler(_event)(_show_at_end)

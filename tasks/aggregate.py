@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
-import sys
 from pathlib import Path
 from typing import Any
 
 import luigi
+import luigi.format
 
 from pipefit import settings
 from tasks.base import ExperimentTask, store
 from tasks.targets import SummaryTarget
 from tasks.train import Train
 from tasks.validate import Validate
-
 
 #: How many of the newest validations the summary repeats, for the table on the screen.
 _SUMMARY_ROWS = 12
@@ -77,22 +75,12 @@ class Aggregate(ExperimentTask):
 
 def _publish(path: Path, text: str) -> None:
     """Write a file under a temporary name first, so that nobody reads half of it."""
-    with luigi.LocalTarget(str(path)).open("w") as out:
+    with luigi.LocalTarget(str(path), format=luigi.format.UTF8).open("w") as out:
         out.write(text)
 
 
 def show_results(task: Aggregate) -> None:
-    """Print the table of the run's validations and where the report lies.
-
-    Under the `luigi` command at the very end, after Luigi's own summary.
-    """
-    if "luigi.cmdline" in sys.modules:
-        atexit.register(_print_results, task)
-    else:
-        _print_results(task)
-
-
-def _print_results(task: Aggregate) -> None:
+    """Print the table of the run's validations and where the report lies."""
     from pipefit.report import validations_table
 
     spec = task.spec

@@ -10,13 +10,13 @@ import sys
 
 import luigi
 import luigi.configuration
-from tqdm import tqdm
 
 from pipefit import settings
-from pipefit.errors import EXIT_INTERRUPTED, PipefitError
+from pipefit.errors import PipefitError
 from pipefit.records import RunOrder
 from pipefit.spec import Spec, parse_set, read_spec
 from pipefit.store import Store, open_store
+from tasks.signals import end_on_signals, is_luigi_command
 
 #: Used where luigi.cfg says nothing, so that the tasks behave the same in any folder.
 DEFAULTS = {
@@ -37,18 +37,10 @@ DEFAULTS = {
     "worker": {"check_complete_on_run": "true"},
 }
 
+#: Luigi's logger, the library's and the one of what workers tell; all write to stderr.
+LOGGERS = [logging.getLogger(name) for name in ("luigi-interface", "pipefit", "tasks")]
+
 _SCHEDULER_ADDRESS = ("scheduler-host", "scheduler-port", "scheduler-url")
-
-
-class Preempted(SystemExit, KeyboardInterrupt):
-    """Ends Luigi with code 75 after SIGTERM or SIGINT.
-
-    Luigi turns every exception of a task into a failure and goes on, except KeyboardInterrupt;
-    Python's own exit code of that would be 130.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(EXIT_INTERRUPTED)
 
 
 class ExperimentTask(luigi.Task):
@@ -123,15 +115,8 @@ class _ShortErrors(logging.Filter):
         return True
 
 
-class _AboveTheBar(logging.Handler):
-    """Writes log lines to stderr without tearing a progress bar."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
-
-
 def set_up() -> None:
-    """Give Luigi our defaults and let both loggers speak the same way. Safe to call again."""
+    """Give Luigi our defaults, show our log beside Luigi's, end on signals. Safe to call again."""
     config = luigi.configuration.get_config()
     for section, values in DEFAULTS.items():
         for key, value in values.items():
@@ -139,15 +124,17 @@ def set_up() -> None:
                 config.set(section, key, value)
     if config.get("core", "local_scheduler", None) is None and not _names_a_scheduler(config):
         config.set("core", "local_scheduler", "true")
-    luigi_logger = logging.getLogger("luigi-interface")
-    if not any(isinstance(f, _ShortErrors) for f in luigi_logger.filters):
-        luigi_logger.addFilter(_ShortErrors())
-        handler = _AboveTheBar()
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        ours = logging.getLogger("pipefit")
+    if any(isinstance(known, _ShortErrors) for known in LOGGERS[0].filters):
+        return
+    LOGGERS[0].addFilter(_ShortErrors())
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    for ours in LOGGERS[1:]:
         ours.setLevel(logging.INFO)
         ours.addHandler(handler)
         ours.propagate = False
+    if is_luigi_command():
+        end_on_signals()
 
 
 def _names_a_scheduler(config: object) -> bool:

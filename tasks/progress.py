@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import luigi
-from tqdm import tqdm
+from luigi.rpc import RPCError
 
 from pipefit.execution import Event
+from tasks.base import LOGGERS
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
 
 #: The web page gets news this often, a screen without a terminal this often; seconds.
 _PAGE_SECONDS = 1.0
 _LINE_SECONDS = 10.0
+#: Pause after the page could not be reached, seconds.
+_PAGE_PAUSE = 300.0
 
 
 class Display:
@@ -28,50 +38,66 @@ class Display:
     """
 
     def __init__(self, task: luigi.Task, label: str, steps: int):
-        self._task, self._label, self._steps = task, label, steps
-        self._logger = logging.getLogger("pipefit.run")
-        self._step = 0
-        self._paged = self._lined = 0.0
+        self._task: Any = task
+        self._label, self._steps = label, steps
+        self._paged = self._lined = -math.inf
         self._bar: tqdm[Any] | None = None
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Display:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._stack.close()
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
         if event.kind == "log":
-            where = f"{self._label} step {self._step}" if self._steps else self._label
-            self._logger.log(event.values["level"], "%s: %s", where, event.values["message"])
+            step = event.values["step"]
+            where = self._label if step is None else f"{self._label} step {step}"
+            logger.log(event.values["level"], "%s: %s", where, event.values["message"])
         elif event.kind == "progress" and self._steps:
             self._progress(event.values)
 
     def _progress(self, values: Mapping[str, Any]) -> None:
-        self._step = values["step"]
         text = describe(values)
         now = time.monotonic()
-        last = self._step >= self._steps
+        last = values["step"] >= self._steps
         if sys.stderr.isatty():
             self._show_bar(values)
         elif now - self._lined >= _LINE_SECONDS or last:
             self._lined = now
-            self._logger.info("%s: %s", self._label, text)
+            logger.info("%s %s", self._label, text)
         if now - self._paged >= _PAGE_SECONDS or last:
             self._paged = now
-            self._task.set_progress_percentage(100 * self._step / self._steps)
-            self._task.set_status_message(f"{self._label}: {text}")
+            self._tell_page(100 * values["step"] / self._steps, text)
+
+    def _tell_page(self, percentage: float, text: str) -> None:
+        try:
+            self._task.set_progress_percentage(percentage)
+            self._task.set_status_message(f"{self._label} {text}")
+        except RPCError as error:
+            # Luigi has tried for a minute. The training needs no page, so it goes on without.
+            logger.warning("%s: %s; the training goes on", self._label, error)
+            self._paged = time.monotonic() + _PAGE_PAUSE
 
     def _show_bar(self, values: Mapping[str, Any]) -> None:
         if self._bar is None:
-            self._bar = tqdm(
-                total=self._steps, initial=self._step, desc=self._label, unit="step", leave=True
-            )
+            self._bar = self._open_bar(values["step"])
         rate = f", {values['rate']:,.0f} examples/s" if values["rate"] else ""
-        self._bar.set_postfix_str(f"loss {values['loss']:.4g}{rate}")
-        self._bar.update(self._step - self._bar.n)
+        self._bar.set_postfix_str(f"loss {values['loss']:.4g}{rate}", refresh=False)
+        self._bar.update(values["step"] - self._bar.n)
+
+    def _open_bar(self, step: int) -> tqdm[Any]:
+        from tqdm import tqdm
+        from tqdm.contrib.logging import logging_redirect_tqdm
+
+        # Lines go above the bar; a logger that somebody has sent elsewhere stays as it is.
+        self._stack.enter_context(
+            logging_redirect_tqdm([known for known in LOGGERS if known.handlers])
+        )
+        bar = tqdm(total=self._steps, initial=step, desc=self._label, unit="step")
+        return self._stack.enter_context(bar)
 
 
 def describe(values: Mapping[str, Any]) -> str:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+import shlex
 import sys
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import luigi
 
 from pipefit import settings
-from pipefit.errors import RunOwned
-from pipefit.execution import Order, Signalled, executor, log_path
+from pipefit.errors import RunOwned, SettingsError
+from pipefit.execution import Order, Signalled, executor, log_path, reached
 from pipefit.spec import Spec, check_builders
 from tasks.archives import UntarArchive
-from tasks.base import ExperimentTask, Preempted, store
+from tasks.base import ExperimentTask, store
 from tasks.progress import Display
+from tasks.signals import Preempted
 from tasks.targets import CheckpointTarget
 
-logger = logging.getLogger("pipefit.run")
+logger = logging.getLogger(__name__)
 
 #: How long a live owner on this host may take to end (it may be stopping because its scheduler
 #: died) before the second command gives up; seconds.
@@ -61,33 +62,31 @@ class WorkerTask(ExperimentTask):
             uri=settings.mongo_uri(),
             folders={name: task.output().path for name, task in self.unpacked().items()},
             import_paths=tuple(spec.import_paths()),
-            lease_seconds=float(settings.value("execution", "lease_seconds", "60")),
-            program={"command": " ".join(sys.argv)},
+            lease_seconds=_lease_seconds(),
+            program={"command": shlex.join(sys.argv)},
             **details,
         )
-        self.set_tracking_url(log_path(order).as_uri())
+        tell_page: Any = self.set_tracking_url  # None unless Luigi runs the task
+        tell_page(log_path(order).as_uri())
         run_by = executor(settings.value("execution", "executor", "local"))
         with Display(self, label, steps) as display:
             try:
-                run_by.run(order, display, self._stop_asked())
+                run_by.run(order, display, self._asked_to_stop)
             except Signalled as error:
                 logger.warning("%s: %s; type the same command to continue", label, error)
                 raise Preempted from None
 
-    def _stop_asked(self) -> Callable[[], bool]:
-        """Whether "stop" was sent from Luigi's web page."""
-        messages = self.scheduler_messages
-
-        def asked() -> bool:
-            while messages is not None and not messages.empty():
-                message = messages.get()
-                if message.content.strip().lower() == "stop":
-                    message.respond("checkpointing and stopping")
-                    return True
-                message.respond(f"{message.content!r} is not known; there is: stop")
-            return False
-
-        return asked
+    def _asked_to_stop(self) -> str | None:
+        """Why to stop, if "stop" was sent from Luigi's web page."""
+        # What Luigi gives a task while it runs, it does not declare.
+        messages: Any = getattr(self, "scheduler_messages", None)
+        while messages is not None and not messages.empty():
+            message = messages.get()
+            if message.content.strip().lower() == "stop":
+                message.respond("checkpointing and stopping")
+                return "stop was sent from the scheduler's page"
+            message.respond(f"{message.content!r} is not known; there is: stop")
+        return None
 
 
 class Train(WorkerTask):
@@ -112,13 +111,9 @@ class Train(WorkerTask):
 
         Raises:
             IdentityMismatch: if the run of this name is another experiment.
+            StoreError: if the run is beyond that step and keeps no checkpoint of it.
         """
-        order = self.run_order()
-        stored = store().statuses(order.collection, [order.name]).get(order.name)
-        if stored is not None and stored.identity != order.identity:
-            store().check_identity(order)
-            return False  # a change that is allowed: the worker writes it to the history
-        return stored is not None and self.output().exists()
+        return reached(store(), self.run_order())
 
     def run(self) -> None:
         """Train, once nobody else owns the run."""
@@ -138,6 +133,17 @@ def checked(spec: Spec) -> None:
     check_builders(spec)
 
 
+def _lease_seconds() -> float:
+    text = settings.value("execution", "lease_seconds", "60")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds < math.inf:
+        raise SettingsError(f"[execution] lease_seconds = {text}: must be a number, 1 or more")
+    return seconds
+
+
 def _wait_for_owner(collection: str, name: str) -> None:
     """Wait for a lease to end, saying so; a lease that is renewed has a live owner.
 
@@ -148,22 +154,14 @@ def _wait_for_owner(collection: str, name: str) -> None:
     if lease is None:
         return
     owner, fence, first = lease.owner, lease.fence, lease.expires
-    logger.warning(
-        "%s/%s: owned by %s until %s; waiting", collection, name, owner, f"{first:%H:%M:%S} UTC"
-    )
+    until = f"{first:%H:%M:%S} UTC"
+    logger.warning("%s/%s: owned by %s until %s; waiting", collection, name, owner, until)
     begin = time.monotonic()
     while lease is not None and lease.fence == fence:
-        renewed = lease.expires > first
-        if time.monotonic() - begin > _PATIENCE and (renewed or lease.expires < _now()):
+        if lease.expires > first and time.monotonic() - begin > _PATIENCE:
             raise RunOwned(
                 f"run {name!r} of {collection!r} is owned by {owner}, which is alive; wait for it, "
                 f"stop it (its scheduler's page, Ctrl-C, kill {owner.pid}), or use another name"
             )
         time.sleep(0.5)
         lease = store().lease(collection, name)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-

@@ -1,5 +1,6 @@
 """Carrying out orders in worker processes; `pipefit.execution.worker` is what they run."""
 
+from pipefit.execution.checks import reached
 from pipefit.execution.executors import (
     Executor,
     InlineExecutor,
@@ -19,4 +20,5 @@ __all__ = [
     "Signalled",
     "executor",
     "log_path",
+    "reached",
 ]

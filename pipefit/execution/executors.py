@@ -1,4 +1,8 @@
-"""Where an order is carried out: in a fresh process (`LocalExecutor`) or here (`InlineExecutor`)."""
+"""Where an order is carried out: in a fresh process (`LocalExecutor`) or here (`InlineExecutor`).
+
+run_by = executor("local")
+run_by.run(order, on_event, should_stop=lambda: None)
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
 from pipefit import settings
 from pipefit.errors import Interrupted, PipefitError, WorkerFailed
-from pipefit.execution.order import Event, Order, raise_outcome
-
-logger = logging.getLogger(__name__)
+from pipefit.execution.channel import STOP
+from pipefit.execution.order import Event, Order, outcome, raise_outcome
 
 OnEvent = Callable[[Event], None]
-ShouldStop = Callable[[], bool]
+
+#: Says why to stop; None: go on.
+ShouldStop = Callable[[], str | None]
 
 #: How often a stop request or a dead parent is looked for, seconds.
 _POLL = 0.2
+#: How long a worker that has told its outcome, or was told to stop by our failure, may go on.
+_PATIENCE = 10.0
 _TAIL_LINES = 30
 
 
@@ -39,6 +46,9 @@ class Executor(Protocol):
 
     `run` returns when the order is done, and raises what the worker raised: `PipefitError` of the
     same class, `Interrupted` after a requested stop, `WorkerFailed` for everything else.
+
+    In the main thread it answers SIGTERM and SIGINT by a stop and `Signalled`. The second signal of
+    a kind does not wait for the worker: the run then continues from its last checkpoint.
     """
 
     def run(self, order: Order, on_event: OnEvent, should_stop: ShouldStop) -> None:
@@ -61,7 +71,7 @@ def executor(name: str) -> Executor:
 
 def log_path(order: Order) -> Path:
     """Where the worker's raw output is appended."""
-    spec = json.loads(order.spec)
+    spec: dict[str, str] = json.loads(order.spec)
     return settings.home() / "logs" / spec["collection"] / spec["name"] / "worker.log"
 
 
@@ -75,29 +85,14 @@ class LocalExecutor:
     def run(self, order: Order, on_event: OnEvent, should_stop: ShouldStop) -> None:
         """See `Executor`."""
         path = log_path(order)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as log, _stop_signals() as signalled:
+        with _log(path) as log, _stop_signals() as signals:
             begin = log.tell()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pipefit.execution.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=_environment(),
-                start_new_session=True,
-                text=True,
-                encoding="utf-8",
-            )
-            try:
-                last = _converse(process, order, on_event, lambda: should_stop() or bool(signalled))
-            finally:
-                _end(process)
-        if last is None:
-            raise WorkerFailed(_death(process.returncode, path, begin))
-        try:
-            raise_outcome(last)
-        except Interrupted as error:
-            raise (Signalled(str(error)) if signalled else error) from None
+            with _Worker(log) as worker:
+                last = _converse(worker, order, on_event, _why_stop(signals, should_stop))
+            if last is None:
+                raise WorkerFailed(_death(worker.exit_code, path, begin))
+            with _signalled(signals):
+                raise_outcome(last)
 
 
 class InlineExecutor:
@@ -109,64 +104,118 @@ class InlineExecutor:
     def run(self, order: Order, on_event: OnEvent, should_stop: ShouldStop) -> None:
         """See `Executor`."""
         from pipefit.execution import worker
+        from pipefit.execution.reporter import Reporter
 
-        with _stop_signals() as signalled:
+        with _stop_signals() as signals, _signalled(signals), Reporter(on_event) as reporter:
             try:
-                worker.perform(order, on_event, lambda: should_stop() or bool(signalled))
-            except Interrupted as error:
-                raise (Signalled(str(error)) if signalled else error) from None
+                worker.perform(order, reporter, _why_stop(signals, should_stop))
+            except Interrupted:
+                raise
+            except Exception as error:
+                try:
+                    raise_outcome(outcome(error))
+                except PipefitError as told:
+                    raise told from error
 
 
-def _converse(
-    process: subprocess.Popen[str], order: Order, on_event: OnEvent, stop: ShouldStop
-) -> Event | None:
-    """Give the order, hand on events until the worker closes its output; the outcome, if any."""
-    assert process.stdin is not None and process.stdout is not None
-    lines: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
-    _tell(process.stdin, order.to_json())
-    last, asked = None, False
-    while True:
-        if not asked and (stop() or _orphaned()):
-            _tell(process.stdin, "stop")
-            asked = True
+class _Worker:
+    """A worker process and both ends of its pipes; it does not outlive the context."""
+
+    def __init__(self, log: IO[bytes]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "pipefit.execution.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=_environment(),
+            start_new_session=True,
+            text=True,
+            encoding="utf-8",
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def exit_code(self) -> int:
+        """Known after the context."""
+        return int(self._process.returncode)
+
+    def tell(self, line: str) -> None:
+        """Write a line to it."""
+        # A worker that is gone already says so by closing its output.
+        with contextlib.suppress(BrokenPipeError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def events(self) -> Iterator[Event | None]:
+        """Its events until it ends; None every now and then if there is none."""
+        while True:
+            # Processes it started may keep its output open, so that alone does not tell its end.
+            ended = self._process.poll() is not None
+            try:
+                line = self._lines.get(timeout=_POLL)
+            except queue.Empty:
+                if ended:
+                    return
+                yield None
+                continue
+            if line is None:
+                return
+            yield Event.from_json(line)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as stream:
+            for line in stream:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
-            line = lines.get(timeout=_POLL)
-        except queue.Empty:
-            continue
-        if line is None:
-            return last
-        event = Event.from_json(line)
-        if event.kind == "outcome":
-            last = event
-        else:
-            on_event(event)
-
-
-def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put(None)
-
-
-def _tell(stream: IO[str], line: str) -> None:
-    # A worker that is gone already says so by closing its output.
-    with contextlib.suppress(BrokenPipeError):
-        stream.write(line + "\n")
-        stream.flush()
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Wait for the worker; if we are leaving by an exception, make it end."""
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
+            if kind is not None and not issubclass(kind, Signalled):
+                self.tell(f"{STOP} {kind.__name__} where its events are shown")
+            self._process.wait(0 if kind and issubclass(kind, Signalled) else _PATIENCE)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            # The whole group: what the user's code has started and left ends as well.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
             with contextlib.suppress(BrokenPipeError):
-                stream.close()
+                assert self._process.stdin is not None
+                self._process.stdin.close()
+
+
+def _converse(worker: _Worker, order: Order, on_event: OnEvent, stop: ShouldStop) -> Event | None:
+    """Give the order, hand on events until the outcome; None if the worker ends without one."""
+    worker.tell(order.to_json())
+    asked = False
+    for event in worker.events():
+        if event is not None and event.kind == "outcome":
+            return event
+        if event is not None:
+            on_event(event)
+        reason = None if asked else stop()
+        if reason:
+            asked = True
+            message = f"{reason}: asked to checkpoint and stop"
+            on_event(Event("log", {"level": logging.WARNING, "message": message, "step": None}))
+            worker.tell(f"{STOP} {reason}")
+    return None
+
+
+def _why_stop(signals: Sequence[str], should_stop: ShouldStop) -> ShouldStop:
+    def why() -> str | None:
+        if signals:
+            return signals[0]
+        return "the scheduling process is gone" if _orphaned() else should_stop()
+
+    return why
 
 
 def _orphaned() -> bool:
@@ -176,17 +225,18 @@ def _orphaned() -> bool:
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT instead of dying of them; the second one has its usual effect."""
-    received: list[int] = []
+def _stop_signals() -> Iterator[list[str]]:
+    """Collect the names of SIGTERM and SIGINT that arrive; the second of a kind is raised."""
+    received: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
 
     def handle(number: int, frame: object) -> None:
-        received.append(number)
-        logger.warning("%s: asking the run to checkpoint and stop", signal.Signals(number).name)
-        signal.signal(number, previous[number])
+        name = signal.Signals(number).name
+        if name in received:
+            raise Signalled(f"{name} again: ended at once, the last checkpoint stays")
+        received.append(name)
 
     previous = {n: signal.signal(n, handle) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -194,6 +244,31 @@ def _stop_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _signalled(signals: Sequence[str]) -> Iterator[None]:
+    """A signal ends all, also if it came when the order was as good as done."""
+    try:
+        yield
+    except Interrupted as error:
+        raise (Signalled(str(error)) if signals else error) from None
+    if signals:
+        raise Signalled(f"done, and stopped before what comes next: {signals[0]}")
+
+
+@contextlib.contextmanager
+def _log(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = path.open("ab")
+    except OSError as error:
+        raise WorkerFailed(
+            f"{path}: the worker's log cannot be written ({error.strerror}); free some space, or "
+            f"set PIPEFIT_HOME to another folder"
+        ) from error
+    with log:
+        yield log
 
 
 def _environment() -> dict[str, str]:
@@ -211,7 +286,5 @@ def _death(code: int, path: Path, begin: int) -> str:
     with path.open("rb") as log:
         log.seek(begin)
         tail = log.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
-    return "\n".join(
-        [f"the worker {how} without saying why; type the same command to continue; log: {path}"]
-        + tail
-    )
+    first = f"the worker {how} without saying why; type the same command to continue; log: {path}"
+    return "\n".join([first, *tail])

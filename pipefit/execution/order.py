@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from pipefit import errors
-from pipefit.errors import EXIT_INTERRUPTED, Interrupted, PipefitError, WorkerFailed
+from pipefit.errors import EXIT_INTERRUPTED, Interrupted, PipefitError, SpecError, WorkerFailed
+
+_PACKAGE = f"{Path(errors.__file__).parent}{os.sep}"
+_KNOWN = {
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, PipefitError)
+}
 
 
 @dataclass(frozen=True)
@@ -57,8 +68,9 @@ class Event:
     """One message of a worker.
 
     Attributes:
-        kind: "log" (level, message), "progress" (step, steps, loss, rate in examples/s,
-            seconds_left) or "outcome" (error, message, traceback; error is None for success).
+        kind: "log" (level, message, step or None), "progress" (step, steps, loss, rate in
+            examples/s, seconds_left) or "outcome" (error: None for success, the name of a class of
+            pipefit.errors for what was raised on purpose, else ""; message; traceback).
         values: the rest.
     """
 
@@ -76,14 +88,31 @@ class Event:
         return cls(values.pop("event"), values)
 
 
-def outcome(error: BaseException | None, traceback: str = "") -> Event:
-    """The last event of a worker."""
+def outcome(error: BaseException | None) -> Event:
+    """The last event of a worker: how the order ended."""
     if error is None:
         return Event("outcome", {"error": None})
-    return Event(
-        "outcome",
-        {"error": type(error).__name__, "message": str(error), "traceback": traceback},
-    )
+    # Of a more special class elsewhere the nearest one that the other side knows.
+    known = next((kind.__name__ for kind in type(error).__mro__ if kind in _KNOWN), "")
+    message = str(error) if known else f"{type(error).__name__}: {error}"
+    if isinstance(error, SpecError) and error.__cause__ is not None:
+        message += _of_other_code(error.__cause__)
+    details = "".join(traceback.format_exception(error))
+    return Event("outcome", {"error": known, "message": message, "traceback": details})
+
+
+def _of_other_code(error: BaseException) -> str:
+    """The traceback, from below our own frames, of what a builder raised; empty if none did."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    if frames is None:
+        return ""
+    return "\n" + "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith((_PACKAGE, "<frozen importlib")) or file == importlib.__file__
 
 
 def exit_code(error: BaseException | None) -> int:
@@ -100,13 +129,10 @@ def raise_outcome(event: Event) -> None:
         PipefitError: of the same class for errors raised on purpose; `WorkerFailed` with the
             worker's traceback for all others.
     """
-    name = event.values["error"]
+    name, message = event.values["error"], event.values.get("message", "")
     if name is None:
         return
-    known = getattr(errors, name, None)
-    if isinstance(known, type) and issubclass(known, PipefitError):
-        raise known(event.values["message"])
-    message = str(event.values["message"]).strip().splitlines() or ["no message"]
-    raise WorkerFailed(
-        f"the worker failed with {name}: {message[0]}\n{event.values['traceback']}".rstrip()
-    )
+    if name:
+        raise vars(errors)[name](message)
+    first = (message.splitlines() or [""])[0]
+    raise WorkerFailed(f"the worker failed with {first}\n{event.values['traceback']}".rstrip())

@@ -1,46 +1,62 @@
-"""The worker process, ``python -m pipefit.execution.worker``: joins store and training.
+"""The worker process: joins store and training. ``python -m pipefit.execution.worker``.
 
 Reads one `Order` as a line of JSON from its input and writes `Event`s, one per line, to its
-output; the last one is the outcome. A further line "stop", the end of the input (whoever gave the
-order is gone), SIGTERM and SIGINT all mean: checkpoint the current step and end with code 75.
+output; the last one is the outcome. A further line "stop REASON", the end of the input (whoever
+gave the order is gone), SIGTERM and SIGINT all mean: checkpoint the current step and end with code
+75. A validation has nothing to checkpoint and is broken off.
 """
 
 from __future__ import annotations
 
-import io
+import _thread
+import faulthandler
+import functools
 import logging
+import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipefit.errors import CheckpointCorrupt, Diverged, Interrupted, LeaseLost, StoreError
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from pipefit.errors import (
+    CheckpointCorrupt,
+    Diverged,
+    Interrupted,
+    LeaseLost,
+    PipefitError,
+    StoreError,
+    StoreUnavailable,
+)
+from pipefit.execution.channel import Channel
+from pipefit.execution.checks import reached
 from pipefit.execution.devices import gpus, place
+from pipefit.execution.heartbeat import Heartbeat
 from pipefit.execution.keeping import keep
-from pipefit.execution.order import Event, Order, exit_code, outcome
+from pipefit.execution.order import Order, exit_code, outcome
 from pipefit.execution.provenance import program
+from pipefit.execution.reporter import Reporter
 from pipefit.execution.writer import BackgroundWriter, joined
 from pipefit.records import NOTHING, Best, MetricBlock, RunOrder, RunState, Validation
 from pipefit.spec import Spec
-from pipefit.store import RunWriter, Store, open_store, this_process
+from pipefit.store import Store, open_store, this_process
 
 logger = logging.getLogger("pipefit.run")
 
-Emit = Callable[[Event], None]
-ShouldStop = Callable[[], bool]
+#: Says why to stop; None: go on.
+ShouldStop = Callable[[], str | None]
 
 #: Progress goes to whoever gave the order at most this often, and to the database with the lease.
 _PROGRESS_SECONDS = 0.25
-_RENEW_SECONDS = 5.0
-_TAIL_LINES = 200
+#: Between tries to reach a database that is away.
+_RETRY_SECONDS = 1.0
 
 
-def perform(order: Order, emit: Emit, should_stop: ShouldStop) -> None:
+def perform(order: Order, reporter: Reporter, should_stop: ShouldStop) -> None:
     """Carry out an order in this process (TensorFlow is loaded here).
 
     Raises:
@@ -55,7 +71,7 @@ def perform(order: Order, emit: Emit, should_stop: ShouldStop) -> None:
     if order.kind == "validate":
         _validate(order, spec, store, placement.kind, placement.count)
     else:
-        _Training(order, spec, store, emit, should_stop).run(placement.kind, placement.count)
+        _Training(order, spec, store, reporter, should_stop).run(placement.kind, placement.count)
 
 
 class _Training:
@@ -66,11 +82,17 @@ class _Training:
     drain -> end(FINISHED | FAILED | INTERRUPTED)
     """
 
-    def __init__(self, order: Order, spec: Spec, store: Store, emit: Emit, should_stop: ShouldStop):
-        self.order, self.spec, self.store, self.emit = order, spec, store, emit
+    def __init__(
+        self,
+        order: Order,
+        spec: Spec,
+        store: Store,
+        reporter: Reporter,
+        should_stop: ShouldStop,
+    ):
+        self.order, self.spec, self.store, self.reporter = order, spec, store, reporter
         self._should_stop = should_stop
-        self.log = _LogTail()
-        self.step: int | None = None
+        self._stop_reason: str | None = None
         self.background = BackgroundWriter()
         self.blocks: deque[MetricBlock] = deque()
         self.progress_values: dict[str, Any] = {}
@@ -78,7 +100,8 @@ class _Training:
 
     def run(self, kind: str, count: int) -> None:
         run_order = self._run_order(kind, count)
-        self.store.check_identity(run_order)  # before TensorFlow is paid for
+        if reached(self.store, run_order):  # also refuses, before TensorFlow is paid for
+            return
         from pipefit import training
 
         self.training = training
@@ -88,27 +111,21 @@ class _Training:
         trainer = experiment.trainer()
         validators = {name: experiment.validator(name) for name in self.spec.validation}
         self.writer = self.store.acquire(run_order, this_process(), self.order.lease_seconds)
-        with self.log, _Heartbeat(self):
+        with Heartbeat(self.writer, lambda: self.progress_values or None, self.background.fail):
             try:
                 self._train(experiment, trainer, validators)
             except BaseException as error:
                 self._end_after(error)
                 raise
-            self.writer.end(RunState.FINISHED, None, self.step, self.log.text())
+            ended = (RunState.FINISHED, None, self.reporter.step, self.reporter.tail())
+            self._patiently(lambda: self.writer.end(*ended))
 
     def _train(self, experiment: Any, trainer: Any, validators: Mapping[str, Any]) -> None:
         start = self._restore(trainer)
-        steps = self.spec.train.steps
-        if trainer.step > steps:
-            raise StoreError(
-                f"train.steps = {steps}: run {self.spec.name!r} is at step {trainer.step} and "
-                f"keeps no checkpoint of step {steps}; set train.steps to {trainer.step} or more, "
-                f"or choose another name"
-            )
         self.writer.begin(start)
-        self.step = trainer.step
+        self.reporter.step = trainer.step
         best = self.writer.best() if start != NOTHING else None
-        self.loop = self.training.Loop(
+        loop = self.training.Loop(
             trainer=trainer,
             validators=validators,
             schedule=experiment.schedule(),
@@ -117,8 +134,14 @@ class _Training:
             best=_continued(best, experiment.worst()),
         )
         self.trainable = {f"model/{v.path}" for v in trainer.objective.model.trainable_variables}
-        self.loop.run()
-        self.background.close()
+        stopped = None
+        try:
+            loop.run()
+        except Interrupted as error:
+            stopped = Interrupted(f"{error}: {self._stop_reason}")
+        self.background.close()  # interrupted is what has written its last checkpoint
+        if stopped:
+            raise stopped
 
     def _restore(self, trainer: Any) -> int:
         """Continue from the newest checkpoint that is whole; -1 if there is none at all."""
@@ -146,16 +169,26 @@ class _Training:
         try:
             self.background.close()
         except BaseException as late:
-            if late is not error and isinstance(error, Interrupted):
-                error = late
-        if isinstance(error, LeaseLost):
-            return
+            if late is not error:
+                logger.error("not all could be written: %s", late)
         state = RunState.INTERRUPTED if isinstance(error, Interrupted) else RunState.FAILED
-        reason = str(error) or type(error).__name__
+        reason = (
+            str(error) if isinstance(error, PipefitError) else f"{type(error).__name__}: {error}"
+        )
         try:
-            self.writer.end(state, reason, self.step, self.log.text())
+            self.writer.end(state, reason, self.reporter.step, self.reporter.tail())
         except StoreError as late:
             logger.error("the end of the attempt could not be written: %s", late)
+
+    def _patiently(self, write: Callable[[], object]) -> None:
+        """Do a write, again while the database is away, for as long as a lease lasts."""
+        Retrying(
+            retry=retry_if_exception_type(StoreUnavailable),
+            stop=stop_after_delay(self.order.lease_seconds),
+            wait=wait_fixed(_RETRY_SECONDS),
+            before_sleep=_warn_of_retry,
+            reraise=True,
+        )(write)
 
     # What the loop hands over (pipefit.training.Actions), on the training thread.
 
@@ -167,8 +200,10 @@ class _Training:
 
     def validation(self, validation: Validation) -> None:
         numbers = ", ".join(f"{k} {v:.4f}" for k, v in validation.metrics.items())
-        logger.info("step %d: %s: %s", validation.step, validation.name, numbers)
-        self.background.put(lambda: self.writer.write_validation(validation))
+        self.reporter.step = validation.step
+        logger.info("%s: %s", validation.name, numbers)
+        write = functools.partial(self.writer.write_validation, validation)
+        self.background.put(lambda: self._patiently(write))
 
     def save(
         self, step: int, snapshot: Mapping[str, Any], kinds: frozenset[str], best: Best | None
@@ -176,7 +211,7 @@ class _Training:
         self.background.put_heavy(lambda: self._commit(step, snapshot, kinds, best))
 
     def progress(self, step: int, loss: float, rate: float) -> None:
-        self.step = step
+        self.reporter.step = step
         examples_left = (self.spec.train.steps - step) * self.spec.train_data.batch_size
         self.progress_values = {
             "step": step,
@@ -188,11 +223,12 @@ class _Training:
         now = time.monotonic()
         if now - self._last_progress >= _PROGRESS_SECONDS or step == self.spec.train.steps:
             self._last_progress = now
-            self.emit(Event("progress", self.progress_values))
+            self.reporter.progress(self.progress_values)
 
     def stop_requested(self) -> bool:
         self.background.check()
-        return self._should_stop()
+        self._stop_reason = self._should_stop()
+        return bool(self._stop_reason)
 
     # On the background thread.
 
@@ -201,7 +237,8 @@ class _Training:
         while self.blocks:
             blocks.append(self.blocks.popleft())
         if blocks:
-            self.writer.write_metrics(joined(blocks))
+            block = joined(blocks)
+            self._patiently(lambda: self.writer.write_metrics(block))
 
     def _commit(
         self, step: int, snapshot: Mapping[str, Any], kinds: frozenset[str], best: Best | None
@@ -214,7 +251,7 @@ class _Training:
                 f"the last checkpoint before it is kept: try a smaller learning rate or clip under "
                 f"another name"
             )
-        self.writer.commit(step, arrays, kinds, best)
+        self._patiently(lambda: self.writer.commit(step, arrays, kinds, best))
         kept = keep(
             self.writer.checkpoints(),
             recent_keep=self.spec.save.recent_keep,
@@ -243,31 +280,9 @@ def _continued(stored: Best | None, worst: Best | None) -> Best | None:
     return stored if (stored.metric, stored.mode) == (worst.metric, worst.mode) else worst
 
 
-class _Heartbeat:
-    """Renews the lease from a thread of its own; a lost lease stops the run at its next step."""
-
-    def __init__(self, training: _Training):
-        self._training = training
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pipefit-lease", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        writer: RunWriter = self._training.writer
-        while not self._done.wait(min(writer.ttl / 3, _RENEW_SECONDS)):
-            try:
-                writer.renew(self._training.progress_values or None)
-            except LeaseLost as error:
-                self._training.background.fail(error)
-                return
-            except StoreError as error:
-                logger.warning("the lease could not be renewed: %s", error)
+def _warn_of_retry(state: RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    logger.warning("%s; training goes on, trying again", error)
 
 
 def _validate(order: Order, spec: Spec, store: Store, kind: str, count: int) -> None:
@@ -278,7 +293,9 @@ def _validate(order: Order, spec: Spec, store: Store, kind: str, count: int) -> 
 
     experiment = training.Experiment(spec, order.folders, training.Replicas(kind=kind, count=count))
     state = training.State(experiment.model)
-    state.restore(run.weights(order.step, include="^(model|generator)/"))
+    # Read whole, because only then is it verified.
+    arrays = run.weights(order.step)
+    state.restore({k: v for k, v in arrays.items() if k.startswith(("model/", "generator/"))})
     validator = experiment.validator(order.validation)
     wanted = bool(spec.validation[order.validation].outputs)
     outputs = store.outputs_writer(spec.collection, spec.name, order.validation) if wanted else None
@@ -296,90 +313,66 @@ def _validate(order: Order, spec: Spec, store: Store, kind: str, count: int) -> 
     )
     store.commit_validation(spec.collection, spec.name, checkpoint, validation, manifest)
     numbers = ", ".join(f"{k} {v:.4f}" for k, v in metrics.items())
-    logger.info("step %d: %s: %s", order.step, order.validation, numbers)
+    logger.info("%s", numbers)
 
 
-class _LogTail(logging.Handler):
-    """Keeps the last lines logged during an attempt, for its record."""
+class _Stop:
+    """A request to stop; the first reason counts."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.reason: str | None = None
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(f"{record.levelname}: {record.getMessage()}")
+    def ask(self, reason: str) -> None:
+        self.reason = self.reason or reason
 
-    def text(self) -> str:
-        return "\n".join(self._lines)
-
-    def __enter__(self) -> _LogTail:
-        logging.getLogger().addHandler(self)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        logging.getLogger().removeHandler(self)
+    def asked(self) -> str | None:
+        return self.reason
 
 
-class _EventHandler(logging.Handler):
-    """Sends log records as events."""
+def _take_requests(order: Order, channel: Channel, stop: _Stop) -> None:
+    def handle(number: int, frame: object) -> None:
+        stop.ask(signal.Signals(number).name)
+        if order.kind == "validate":
+            raise KeyboardInterrupt  # which no code of others takes for its own failure
 
-    def __init__(self, send: Emit):
-        super().__init__()
-        self._send = send
+    def ask(reason: str) -> None:
+        stop.ask(reason)
+        _thread.interrupt_main(signal.SIGTERM)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self._send(Event("log", {"level": record.levelno, "message": self.format(record)}))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    channel.listen(ask)
 
 
-class _Printed(io.TextIOBase):
-    """Takes what user code prints and logs it line by line."""
-
-    def write(self, text: str) -> int:
-        for line in text.splitlines():
-            if line.strip():
-                logger.info("%s", line)
-        return len(text)
+def _carry_out(channel: Channel) -> None:
+    stop = _Stop()
+    with Reporter(channel.send) as reporter:
+        order = channel.order()
+        _take_requests(order, channel, stop)
+        try:
+            perform(order, reporter, stop.asked)
+        except KeyboardInterrupt:
+            raise Interrupted(f"broken off, nothing of it is stored: {stop.reason}") from None
+        finally:
+            channel.printed.finish()
 
 
 def main() -> None:
     """Carry out the order on standard input; ends the process."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what native code prints must not get between the events
-    lock = threading.Lock()
-
-    def send(event: Event) -> None:
-        with lock:
-            try:
-                stream.write(event.to_json() + "\n")
-                stream.flush()
-            except BrokenPipeError:
-                pass  # whoever gave the order is gone; the end of the input stops us
-
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_EventHandler(send)])
-    logging.getLogger("pipefit").setLevel(logging.INFO)
+    faulthandler.enable()
     logging.captureWarnings(True)
-    sys.stdout = _Printed()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    order = Order.from_json(sys.stdin.readline())
-    threading.Thread(target=_listen, args=(stop,), daemon=True).start()
+    channel = Channel()
     error: BaseException | None = None
     try:
-        perform(order, send, stop.is_set)
+        _carry_out(channel)
     except BaseException as caught:
         error = caught
-    send(outcome(error, traceback.format_exc() if error else ""))
+    channel.send(outcome(error))
+    for child in multiprocessing.active_children():  # of a data source, say
+        child.kill()
     sys.stderr.flush()
     # Threads of TensorFlow and of the driver can hold up a normal exit for up to a minute.
     os._exit(exit_code(error))
-
-
-def _listen(stop: threading.Event) -> None:
-    for line in sys.stdin:
-        if line.strip() == "stop":
-            break
-    stop.set()
 
 
 if __name__ == "__main__":

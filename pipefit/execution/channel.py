@@ -1,0 +1,113 @@
+"""The worker's end of the pipes to whoever gave the order; see `Channel`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from pipefit.errors import EXIT_INTERRUPTED
+from pipefit.execution.order import Event, Order
+
+#: How long a worker whose giver is gone may take to checkpoint and end, seconds; nobody else is
+#: there to end one that hangs.
+GRACE = 120.0
+
+STOP = "stop"
+
+logger = logging.getLogger("pipefit.run")
+
+
+class Channel:
+    """Takes over standard input and output: one order in, then requests to stop; events out.
+
+    Both are moved out of the way of all other code: what Python code prints becomes log lines,
+    what native code prints goes where its errors go, and nobody reads the requests as input.
+
+    Attributes:
+        printed: what replaced standard output.
+    """
+
+    def __init__(self) -> None:
+        self._input = os.fdopen(os.dup(0), encoding="utf-8")
+        self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._lock = threading.Lock()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)
+        self.printed = sys.stdout = Printed(logger)
+
+    def order(self) -> Order:
+        """Wait for the order."""
+        return Order.from_json(self._input.readline())
+
+    def send(self, event: Event) -> None:
+        """Write an event."""
+        # Whoever gave the order may be gone; the end of the input then stops us.
+        with self._lock, contextlib.suppress(BrokenPipeError):
+            self._output.write(event.to_json() + "\n")
+            self._output.flush()
+
+    def listen(self, stop: Callable[[str], None]) -> None:
+        """From now on call `stop` with the reason when it is asked for, from another thread."""
+        threading.Thread(target=self._listen, args=(stop,), daemon=True).start()
+
+    def _listen(self, stop: Callable[[str], None]) -> None:
+        for line in self._input:
+            word, _, reason = line.strip().partition(" ")
+            if word == STOP:
+                stop(reason)
+        stop("the process that gave the order is gone")
+        time.sleep(GRACE)
+        os._exit(EXIT_INTERRUPTED)
+
+
+class Printed(io.TextIOBase):
+    """Takes what is printed and logs it line by line.
+
+    Args:
+        logger: receives the lines.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._begun = threading.local()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """As of a usual standard output."""
+        return "utf-8"
+
+    def fileno(self) -> int:
+        """Where native code and other processes print."""
+        return 1
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Log the lines that are complete."""
+        # Every thread has its own unfinished line, so lines are not mixed up.
+        *lines, rest = (getattr(self._begun, "line", "") + text).split("\n")
+        self._begun.line = rest
+        for line in lines:
+            self._log(line)
+        return len(text)
+
+    def finish(self) -> None:
+        """Log a line that was begun by this thread and never ended."""
+        self._log(getattr(self._begun, "line", ""))
+        self._begun.line = ""
+
+    def _log(self, line: str) -> None:
+        # A carriage return writes a line anew, as progress bars do: the last state counts.
+        shown = line.rstrip().rpartition("\r")[2]
+        if shown:
+            self._logger.info("%s", shown)
