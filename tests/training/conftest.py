@@ -1,0 +1,15 @@
+"""Four logical CPU devices for this process, before TensorFlow starts; deterministic ops."""
+
+import pytest
+import tensorflow as tf
+
+# Now, while the tests are collected: the first operation of any test starts TensorFlow for good.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
+)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _deterministic_ops():
+    """As every experiment has them, unless it says otherwise."""
+    tf.config.experimental.enable_op_determinism()
