@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("pipefit", "tensorflow", "keras", "numpy", "luigi", "pymongo")
+_PACKAGES = ("pipefit", "tensorflow", "tensorflow-cpu", "keras", "numpy", "luigi", "pymongo")
 
 
 def program(folder: Path | None = None) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def program(folder: Path | None = None) -> dict[str, Any]:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            continue  # TensorFlow has several names: tensorflow, tensorflow-cpu, ...
+            continue  # one of TensorFlow's names is enough
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
