@@ -52,6 +52,8 @@ ShouldStop = Callable[[], str | None]
 
 #: Progress goes to whoever gave the order at most this often, and to the database with the lease.
 _PROGRESS_SECONDS = 0.25
+#: Blocks of metrics that come faster than this are written together.
+_METRICS_SECONDS = 0.5
 #: Between tries to reach a database that is away.
 _RETRY_SECONDS = 1.0
 
@@ -96,7 +98,7 @@ class _Training:
         self.background = BackgroundWriter()
         self.blocks: deque[MetricBlock] = deque()
         self.progress_values: dict[str, Any] = {}
-        self._last_progress = 0.0
+        self._last_progress = self._last_metrics = 0.0
 
     def run(self, kind: str, count: int) -> None:
         run_order = self._run_order(kind, count)
@@ -167,6 +169,7 @@ class _Training:
         if isinstance(error, LeaseLost):
             return
         try:
+            self._send_metrics()
             self.background.close()
         except BaseException as late:
             if late is not error:
@@ -193,10 +196,9 @@ class _Training:
     # What the loop hands over (pipefit.training.Actions), on the training thread.
 
     def metrics(self, block: MetricBlock) -> None:
-        # While the database is slower than the training, blocks join into larger ones.
         self.blocks.append(block)
-        if len(self.blocks) == 1:
-            self.background.put(self._write_metrics)
+        if time.monotonic() - self._last_metrics >= _METRICS_SECONDS:
+            self._send_metrics()
 
     def validation(self, validation: Validation) -> None:
         numbers = ", ".join(f"{k} {v:.4f}" for k, v in validation.metrics.items())
@@ -208,6 +210,7 @@ class _Training:
     def save(
         self, step: int, snapshot: Mapping[str, Any], kinds: frozenset[str], best: Best | None
     ) -> None:
+        self._send_metrics()  # once a checkpoint is committed, its steps are never run again
         self.background.put_heavy(lambda: self._commit(step, snapshot, kinds, best))
 
     def progress(self, step: int, loss: float, rate: float) -> None:
@@ -229,6 +232,10 @@ class _Training:
         self.background.check()
         self._stop_reason = self._should_stop()
         return bool(self._stop_reason)
+
+    def _send_metrics(self) -> None:
+        self._last_metrics = time.monotonic()
+        self.background.put(self._write_metrics)
 
     # On the background thread.
 
