@@ -14,7 +14,7 @@ import luigi.configuration
 from pipefit import settings
 from pipefit.errors import PipefitError
 from pipefit.records import RunOrder
-from pipefit.spec import Spec, parse_set, read_spec
+from pipefit.spec import Spec, check_builders, parse_set, read_spec
 from pipefit.store import Store, open_store
 from tasks.signals import end_on_signals, is_luigi_command
 
@@ -65,6 +65,16 @@ class ExperimentTask(luigi.Task):
         """The experiment; read once per process and then kept, whatever happens to the file."""
         return load_spec(self.config, self.set)
 
+    def deps(self) -> list[luigi.Task]:
+        """What must be complete first; asked only if this task is not.
+
+        Raises:
+            SpecError: if a builder of the experiment is not there or does not take its arguments.
+        """
+        checked(self.spec)
+        deps: list[luigi.Task] = super().deps()
+        return deps
+
     @property
     def same(self) -> dict[str, str]:
         """The parameters for another task of the same experiment."""
@@ -88,6 +98,12 @@ class ExperimentTask(luigi.Task):
 def load_spec(config: str, changes: str) -> Spec:
     """The experiment of a file and `--set` words."""
     return read_spec(config, parse_set(changes))
+
+
+@functools.cache
+def checked(spec: Spec) -> None:
+    """Check the experiment's builders, once per process."""
+    check_builders(spec)
 
 
 def store() -> Store:

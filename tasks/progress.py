@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 #: The web page gets news this often, a screen without a terminal this often; seconds.
 _PAGE_SECONDS = 1.0
 _LINE_SECONDS = 10.0
+#: Fits into 80 columns; the speed is told in examples, as everywhere.
+_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 #: Pause after the page could not be reached, seconds.
 _PAGE_PAUSE = 300.0
 
@@ -96,7 +99,16 @@ class Display:
         self._stack.enter_context(
             logging_redirect_tqdm([known for known in LOGGERS if known.handlers])
         )
-        bar = tqdm(total=self._steps, initial=step, desc=self._label, unit="step")
+        # Some terminals, of containers say, do not tell their size: no bar would be seen there.
+        columns, rows = shutil.get_terminal_size()
+        bar = tqdm(
+            total=self._steps,
+            initial=step,
+            desc=self._label,
+            bar_format=_BAR,
+            ncols=columns,
+            nrows=rows,
+        )
         return self._stack.enter_context(bar)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import shlex
@@ -15,7 +14,6 @@ import luigi
 from pipefit import settings
 from pipefit.errors import RunOwned, SettingsError
 from pipefit.execution import Order, Signalled, executor, log_path, reached
-from pipefit.spec import Spec, check_builders
 from tasks.archives import UntarArchive
 from tasks.base import ExperimentTask, store
 from tasks.progress import Display
@@ -93,12 +91,7 @@ class Train(WorkerTask):
     """Trains the run of an experiment, or continues it."""
 
     def requires(self) -> dict[str, luigi.Task]:
-        """The archives; what the experiment's builders do not take is refused before they come.
-
-        Raises:
-            SpecError: if a builder is not there or does not take its arguments.
-        """
-        checked(self.spec)
+        """The archives."""
         return self.unpacked()
 
     def output(self) -> CheckpointTarget:
@@ -125,12 +118,6 @@ class Train(WorkerTask):
             kind="train",
             allow_change=tuple(order.allow_change),
         )
-
-
-@functools.cache
-def checked(spec: Spec) -> None:
-    """Check the experiment's builders, once per process."""
-    check_builders(spec)
 
 
 def _lease_seconds() -> float:

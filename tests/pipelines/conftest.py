@@ -1,10 +1,13 @@
 """The `luigi` command as a user types it, on the shipped digits, in processes of its own."""
 
+import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -16,24 +19,38 @@ LUIGI = Path(sys.executable).parent / "luigi"
 
 
 class Job:
-    """One experiment in the test's own database."""
+    """One experiment in the test's own database.
 
-    def __init__(self, store, environment, config="configs/digits_mlp.toml", **changes):
+    It is typed in the folder `cwd`; `luigi` is the command, or what takes its place.
+    """
+
+    def __init__(
+        self,
+        store,
+        environment,
+        config="configs/digits_mlp.toml",
+        *,
+        cwd=ROOT,
+        luigi=(LUIGI,),
+        **changes,
+    ):
+        self.cwd, self.luigi = cwd, luigi
         self.store = store
         self.environment = environment
         self.config = config
         self.changes = {"name": "run", "collection": "jobs", **changes}
 
-    def words(self, task="TrainAndValidate", *extra, **changes):
+    def words(self, task="TrainAndValidate", *extra, module=None, **changes):
         values = {**self.changes, **changes}
         words = " ".join(f"{key}={value}" for key, value in values.items())
-        module = "tasks.train" if task == "Train" else "pipelines"
-        return [LUIGI, "--module", module, task, "--config", self.config, "--set", words, *extra]
+        module = module or ("tasks.train" if task == "Train" else "pipelines")
+        given = ["--config", self.config, "--set", words, *extra]
+        return [*self.luigi, "--module", module, task, *given]
 
     def start(self, task="TrainAndValidate", *extra, **changes):
         return subprocess.Popen(
             self.words(task, *extra, **changes),
-            cwd=ROOT,
+            cwd=self.cwd,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -48,6 +65,22 @@ class Job:
         output, _ = process.communicate(timeout=240)
         assert process.returncode == code, output
         return output
+
+    def refused(self, task="TrainAndValidate", *extra, code, **changes):
+        """Run what is refused; returns the message: what is printed before Luigi's summary."""
+        output = self.run(task, *extra, code=code, **changes)
+        assert "Traceback" not in output, output
+        told = itertools.dropwhile(lambda line: line.startswith("INFO: "), output.splitlines())
+        message = list(itertools.takewhile(lambda line: not line.startswith("INFO: "), told))
+        assert message and message[0].startswith("ERROR: "), output
+        return "\n".join(message).removeprefix("ERROR: ")
+
+    @property
+    def left_behind(self):
+        """What is in the home besides logs and lock files."""
+        home = Path(self.environment["PIPEFIT_HOME"])
+        files = [path.relative_to(home) for path in home.rglob("*") if path.is_file()]
+        return [str(p) for p in files if p.parts[0] != "logs" and not p.name.endswith("lock")]
 
     @property
     def reader(self):
@@ -108,3 +141,31 @@ def job(store, environment):
         return Job(store, environment, config, **changes)
 
     return make
+
+
+@contextlib.contextmanager
+def _new_database(mongo_uri):
+    import pymongo
+
+    from pipefit.store import server
+
+    name = f"test-{uuid.uuid4().hex}"
+    yield mongo_uri.replace(f"/{server.DATABASE}?", f"/{name}?")
+    with pymongo.MongoClient(mongo_uri) as client:
+        client.drop_database(name)
+
+
+@pytest.fixture(scope="module")
+def shared_job(mongo_uri, tmp_path_factory):
+    """Makes jobs in a database and a home that the tests of a module share."""
+    from pipefit.store import open_store
+
+    with _new_database(mongo_uri) as uri:
+        home = tmp_path_factory.mktemp("home")
+        environment = {**os.environ, "PIPEFIT_MONGO_URI": uri, "PIPEFIT_HOME": str(home)}
+        store = open_store(uri)
+
+        def make(config="configs/digits_mlp.toml", **changes):
+            return Job(store, environment, config, **changes)
+
+        yield make
