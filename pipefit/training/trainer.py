@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -76,7 +77,10 @@ class Trainer:
         self._accumulate, self._clip = accumulate, clip or Clip()
         self._added = AddedLosses(objective.model, replicas.count)
         self._failures = Failures()
-        self._iterator: Any = None
+        self._iterator: list[Any] = []  # at most one
+        # Still reading when Python ends, it would wait for ever for its threads: by then they can
+        # no longer run the source.
+        weakref.finalize(self, self._iterator.clear)
         self._unsaved: list[tuple[Any, np.ndarray[Any, Any]]] = []
         self._names = ["loss", *objective.metrics, "learning_rate"]
         one_step = self._replica_step
@@ -101,11 +105,11 @@ class Trainer:
             TrainingError: if the optimizer did not count as many updates, or the model has state
                 that cannot be saved.
         """
-        if self._iterator is None:
+        if not self._iterator:
             self._start()
         before = self._updates()
         with self._failures.surfacing():
-            rows = self._run(self._iterator, tf.constant(steps)).numpy()
+            rows = self._run(self._iterator[0], tf.constant(steps)).numpy()
         done = self._updates() - before
         if done != steps:
             raise TrainingError(f"{steps} steps were asked for, the optimizer did {done}")
@@ -129,7 +133,7 @@ class Trainer:
             raise StateMismatch(f"checkpoint: {', '.join(missing)} missing; it holds no training")
         self.state.restore(rest)
         self.step, self.position = int(arrays[STEP]), int(arrays[POSITION])
-        self._iterator = None
+        self._iterator.clear()
 
     def _updates(self) -> int:
         return int(tf.convert_to_tensor(self.optimizer.iterations.value))
@@ -142,8 +146,8 @@ class Trainer:
             batch_size=self.batch_size,
             failures=self._failures,
         )
-        self._iterator = iter(dataset)
-        graph = self._run.get_concrete_function(self._iterator, tf.constant(1)).graph
+        self._iterator.append(iter(dataset))
+        graph = self._run.get_concrete_function(self._iterator[0], tf.constant(1)).graph
         refuse_unsaved_random(graph.as_graph_def())
         self._unsaved = [(v, v.numpy()) for v in self.state.others(graph.variables)]
 
