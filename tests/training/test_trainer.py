@@ -226,14 +226,6 @@ class TestLearningRates:
 
 
 class TestAddedLosses:
-    def test_a_weight_regulariser_is_in_loss_and_gradient_once(self):
-        trainer = make_trainer(lambda: perceptron(kernel_regularizer=keras.regularizers.L2(0.05)))
-        start = weights(trainer)
-        rows = trainer.run(5)
-        expected, losses, _ = bare_loop(start, 5, sgd(0.1), l2=0.05)
-        assert_close(weights(trainer), expected)
-        np.testing.assert_allclose(rows["loss"], losses, rtol=1e-6)
-
     def test_what_a_layer_adds_is_in_the_loss(self):
         class Adds(keras.layers.Layer):
             def call(self, x):

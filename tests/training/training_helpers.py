@@ -85,7 +85,7 @@ def make_trainer(
     **rest: Any,
 ) -> Trainer:
     """A trainer; the same arguments give the same names and initial values."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(initial)
     replicas = Replicas(kind="cpu", count=devices)
     with replicas.scope():

@@ -1,0 +1,65 @@
+"""Names of state, and what is done with the copies."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_helpers import perceptron
+
+from pipefit.errors import StateMismatch
+from pipefit.training import State, not_finite, to_numpy
+
+
+def test_two_variables_of_one_name_are_refused():
+    class Both(keras.layers.Layer):
+        def build(self, shape):
+            self.first = self.add_weight(shape=(2,), name="w")
+            self.second = self.add_weight(shape=(2,), name="w")
+
+        def call(self, x):
+            return x + self.first + self.second
+
+    x = keras.Input((2,), name="x")
+    model = keras.Model(x, Both(name="both")(x))
+    with pytest.raises(StateMismatch, match="two variables are called 'model/both/w'"):
+        State(model)
+
+
+def test_without_an_optimizer_it_is_the_model():
+    state = State(perceptron())
+    assert list(state.variables) == [
+        "model/a/kernel",
+        "model/a/bias",
+        "model/b/kernel",
+        "model/b/bias",
+    ]
+
+
+def test_others_are_the_variables_it_does_not_hold():
+    model = perceptron()
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+    state, foreign = State(model, optimizer), tf.Variable(1.0)
+    known = [v.value for v in [*model.variables, *optimizer.variables]]
+    assert state.others([*known, foreign]) == [foreign]
+
+
+def test_not_finite_names_the_arrays_that_hold_nan_or_infinity():
+    values = {
+        "fine": np.ones(3, np.float32),
+        "nan": np.array([1, np.nan], np.float16),
+        "infinite": np.array([[-np.inf]]),
+        "integer": np.array([2**40]),
+        "flag": np.array([True]),
+        "empty": np.zeros(0, np.float32),
+        "bfloat": tf.constant([np.nan, 1.0], tf.bfloat16).numpy(),
+        "fine bfloat": tf.constant([2.0], tf.bfloat16).numpy(),
+    }
+    assert not_finite(values) == ["nan", "infinite", "bfloat"]
+
+
+def test_to_numpy_copies():
+    variable = tf.Variable([1.0, 2.0])
+    copy = to_numpy({"v": tf.identity(variable)})
+    copy["v"][:] = 7
+    assert variable.numpy().tolist() == [1, 2]
