@@ -188,7 +188,7 @@ def test_an_upload_that_loses_its_connection_is_repeated_whole(store, database, 
 
 def test_every_write_may_be_repeated_after_an_outage(store, database, proxy):
     separator = "&" if "?" in proxy.uri else "?"
-    far = open_store(f"{proxy.uri}{separator}serverSelectionTimeoutMS=300")
+    far = open_store(f"{proxy.uri}{separator}serverSelectionTimeoutMS=1000")
     writer = started(far)
     writer.commit(10, state(10.0), PERMANENT)
     proxy.down()
