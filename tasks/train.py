@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import shlex
@@ -10,6 +11,7 @@ import time
 from typing import Any
 
 import luigi
+from luigi.task_status import RUNNING
 
 from pipefit import settings
 from pipefit.errors import RunOwned, SettingsError
@@ -64,8 +66,7 @@ class WorkerTask(ExperimentTask):
             program={"command": shlex.join(sys.argv)},
             **details,
         )
-        tell_page: Any = self.set_tracking_url  # None unless Luigi runs the task
-        tell_page(log_path(order).as_uri())
+        self._link(log_path(order).as_uri())
         run_by = executor(settings.value("execution", "executor", "local"))
         with Display(self, label, steps) as display:
             try:
@@ -73,6 +74,22 @@ class WorkerTask(ExperimentTask):
             except Signalled as error:
                 logger.warning("%s: %s; type the same command to continue", label, error)
                 raise Preempted from None
+
+    def _link(self, url: str) -> None:
+        """Show a link on the scheduler's page."""
+        set_tracking_url: Any = self.set_tracking_url  # Luigi declares it as None
+        set_tracking_url(url)
+        # That makes Luigi's scheduler forget that the task takes messages, and its page then offers
+        # no way to send one; there is no public way to tell it both.
+        with contextlib.suppress(AttributeError):
+            reporter = set_tracking_url.__self__
+            reporter._scheduler.add_task(
+                task_id=reporter._task_id,
+                worker=reporter._worker_id,
+                status=RUNNING,
+                tracking_url=url,
+                accepts_messages=True,
+            )
 
     def _asked_to_stop(self) -> str | None:
         """Why to stop, if "stop" was sent from Luigi's web page."""

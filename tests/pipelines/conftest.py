@@ -39,6 +39,7 @@ class Job:
         self.environment = environment
         self.config = config
         self.changes = {"name": "run", "collection": "jobs", **changes}
+        self.started = []
 
     def words(self, task="TrainAndValidate", *extra, module=None, **changes):
         values = {**self.changes, **changes}
@@ -48,7 +49,7 @@ class Job:
         return [*self.luigi, "--module", module, task, *given]
 
     def start(self, task="TrainAndValidate", *extra, **changes):
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.words(task, *extra, **changes),
             cwd=self.cwd,
             env=self.environment,
@@ -58,6 +59,19 @@ class Job:
             text=True,
             start_new_session=True,
         )
+        self.started.append(process)
+        return process
+
+    def end(self):
+        """Nothing that a test has started outlives it, however it failed."""
+        for process in self.started:
+            if process.poll() is None:
+                tree = [*psutil.Process(process.pid).children(recursive=True), process]
+                for member in tree:
+                    with contextlib.suppress(psutil.Error):
+                        member.kill()
+                process.wait()
+            process.stdout.close()
 
     def run(self, task="TrainAndValidate", *extra, code=0, **changes):
         """Run to the end; returns what was printed."""
@@ -133,14 +147,27 @@ def same_results(one, other):
     assert one.validations()[columns].equals(other.validations()[columns])
 
 
+@contextlib.contextmanager
+def jobs(store, environment):
+    """A function that makes jobs; they end with the context."""
+    made = []
+
+    def make(config="configs/digits_mlp.toml", **changes):
+        made.append(Job(store, environment, config, **changes))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for each in made:
+            each.end()
+
+
 @pytest.fixture
 def job(store, environment):
     """Makes jobs."""
-
-    def make(config="configs/digits_mlp.toml", **changes):
-        return Job(store, environment, config, **changes)
-
-    return make
+    with jobs(store, environment) as make:
+        yield make
 
 
 @contextlib.contextmanager
@@ -163,9 +190,5 @@ def shared_job(mongo_uri, tmp_path_factory):
     with _new_database(mongo_uri) as uri:
         home = tmp_path_factory.mktemp("home")
         environment = {**os.environ, "PIPEFIT_MONGO_URI": uri, "PIPEFIT_HOME": str(home)}
-        store = open_store(uri)
-
-        def make(config="configs/digits_mlp.toml", **changes):
-            return Job(store, environment, config, **changes)
-
-        yield make
+        with jobs(open_store(uri), environment) as make:
+            yield make
