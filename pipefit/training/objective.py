@@ -35,15 +35,19 @@ def sparse_softmax_cross_entropy(
     """The default loss: cross entropy of the softmax of the logits with integer labels.
 
     Args:
-        labels: the field with the labels, integers of shape [examples].
+        labels: the field with the labels, integers of shape [examples] from 0 to classes - 1.
         logits: the output with the logits, [examples, classes]; None: the model's only output.
     """
 
     def loss(inputs: Tensors, outputs: Tensors) -> tf.Tensor:
         scores = _only(outputs) if logits is None else _pick(logits, outputs, "outputs")
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(
-            _pick(labels, inputs, "fields"), tf.cast(scores, tf.float32)
-        )
+        targets = _pick(labels, inputs, "fields")
+        if targets.dtype.is_integer:  # also of a type that the op does not know
+            targets = tf.cast(targets, tf.int64)
+        # The deterministic op does not look: on a GPU another label would count as no loss.
+        with tf.device("CPU:0"), tf.control_dependencies([_in_range(targets, scores, labels)]):
+            targets = tf.identity(targets)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, tf.cast(scores, tf.float32))
 
     return loss
 
@@ -154,7 +158,7 @@ def model_inputs(model: keras.Model, fields: Tensors) -> Any:
             )
         return fields[name]
 
-    structure = model.input
+    structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     if isinstance(structure, dict):
         return {key: pick(key) for key in structure}
     return keras.tree.map_structure(lambda tensor: pick(tensor.name), structure)
@@ -184,6 +188,13 @@ def _argument(name: str, inputs: Tensors, outputs: Tensors, where: str) -> Any:
         f"{where}: argument {name!r} is neither a field ({', '.join(inputs)}) nor an output "
         f"({', '.join(outputs)}) nor one of {', '.join(special)}"
     )
+
+
+def _in_range(labels: tf.Tensor, logits: tf.Tensor, name: str) -> tf.Operation:
+    classes = logits.shape[-1]
+    fine = tf.reduce_all((labels >= 0) & (labels < classes))
+    message = f"field {name} must hold labels from 0 to {classes - 1}, but holds"
+    return tf.raw_ops.Assert(condition=fine, data=[message, labels], summarize=8)
 
 
 def _pick(name: str, tensors: Tensors, kind: str) -> tf.Tensor:

@@ -7,6 +7,7 @@ position p is as cheap as one that starts at 0 and nothing of the iterator is ev
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -15,12 +16,17 @@ import numpy as np
 import tensorflow as tf
 
 from pipefit.data import Arrays, Source, check_fields, examples, field_specs
-from pipefit.errors import DataError, PipefitError
+from pipefit.errors import DataError, PipefitError, TrainingError
 
 #: Indices computed per call into Python: large enough that the call costs nothing per step.
 BLOCK_INDICES = 1 << 15
 #: Batches read at once, and kept ready, for sources that are read through Python.
 READERS = 4
+
+#: The reason in a message of TensorFlow stands before the first node that is named.
+_REASON = re.compile(
+    r"^(?: *\(\d+\) [A-Z_]+: *)?(?:assertion failed: )?(.+)\n[ \t]*\[\[\{\{node", re.MULTILINE
+)
 
 
 class Failures:
@@ -41,14 +47,19 @@ class Failures:
 
     @contextlib.contextmanager
     def surfacing(self) -> Iterator[None]:
-        """Inside, TensorFlow's errors for kept exceptions are raised as these exceptions."""
+        """Inside, what TensorFlow raises for kept exceptions is raised as these exceptions.
+
+        Its other errors become `TrainingError` with the reason, which it tells last, first.
+        """
         try:
             yield
         except tf.errors.OpError as error:
             kept = next((e for mark, e in self._kept.items() if mark in error.message), None)
-            if kept is None:
-                raise
-            raise kept from kept.__cause__
+            if kept is not None:
+                raise kept from kept.__cause__
+            reason = _REASON.search(error.message)
+            first = reason[1] if reason else error.message.split("\n")[0]
+            raise TrainingError(f"{type(error).__name__}: {first}\n{error.message}") from error
 
 
 def training_batches(

@@ -102,8 +102,8 @@ class Trainer:
 
         Raises:
             DataError: if the source failed, or gave something else than it declared.
-            TrainingError: if the optimizer did not count as many updates, or the model has state
-                that cannot be saved.
+            TrainingError: if an operation failed, the optimizer did not count as many updates,
+                or the model has state that cannot be saved.
         """
         if not self._iterator:
             self._start()
@@ -231,6 +231,7 @@ class Validator:
 
         Raises:
             DataError: if the source failed, or gave something else than it declared.
+            TrainingError: if an operation failed.
             SpecError: if the model has no output of a wanted name.
         """
         sums: dict[str, float] = {}
