@@ -109,12 +109,12 @@ class TestOneValuePerExample:
         assert got.dtype == np.float32
         assert got.tolist() == np.minimum([0, 2, 1], 1 if dtype == tf.bool else 2).tolist()
 
-    @pytest.mark.parametrize("part", [lambda x: x[0, 0], lambda x: x[:2]], ids=["one", "two"])
+    @pytest.mark.parametrize("part", [(0, 0), slice(2)])
     def test_something_else_is_refused(self, part):
         with pytest.raises(
             SpecError, match=r"one value per example, shape \[3, ...\], not \("
         ) as e:
-            value(lambda logits: part(logits))
+            value(lambda logits: logits[part])
         assert "do not reduce over the batch" in str(e.value)
 
 
