@@ -255,7 +255,7 @@ class _Training:
         if bad:
             raise Diverged(
                 f"step {step}: {bad[0]} holds NaN or infinity (and {len(bad) - 1} more variables); "
-                f"the last checkpoint before it is kept: try a smaller learning rate or clip under "
+                f"checkpoints before it are kept: try a smaller learning rate or clip under "
                 f"another name"
             )
         self._patiently(lambda: self.writer.commit(step, arrays, kinds, best))

@@ -139,7 +139,7 @@ class Loop:
     def _diverged(self, step: int, loss: float) -> Diverged:
         rule = f"above max_loss = {self._max_loss}" if math.isfinite(loss) else "not finite"
         return Diverged(
-            f"step {step}: loss = {loss} is {rule}; the last checkpoint before it is kept: try a "
+            f"step {step}: loss = {loss} is {rule}; checkpoints before it are kept: try a "
             f"smaller learning rate or clip under another name"
         )
 
