@@ -54,6 +54,7 @@ ShouldStop = Callable[[], str | None]
 _PROGRESS_SECONDS = 0.25
 #: Blocks of metrics that come faster than this are written together.
 _METRICS_SECONDS = 0.5
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Between tries to reach a database that is away.
 _RETRY_SECONDS = 1.0
 
@@ -337,16 +338,20 @@ class _Stop:
 
 
 def _take_requests(order: Order, channel: Channel, stop: _Stop) -> None:
+    to_break_off = order.kind == "validate"  # a training asks by itself
+
     def handle(number: int, frame: object) -> None:
+        nonlocal to_break_off
         stop.ask(signal.Signals(number).name)
-        if order.kind == "validate":
+        if to_break_off:
+            to_break_off = False
             raise KeyboardInterrupt  # which no code of others takes for its own failure
 
     def ask(reason: str) -> None:
         stop.ask(reason)
         _thread.interrupt_main(signal.SIGTERM)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOP_SIGNALS:
         signal.signal(number, handle)
     channel.listen(ask)
 
@@ -374,6 +379,8 @@ def main() -> None:
         _carry_out(channel)
     except BaseException as caught:
         error = caught
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     channel.send(outcome(error))
     for child in multiprocessing.active_children():  # of a data source, say
         child.kill()
