@@ -169,6 +169,8 @@ class CheckpointsContract:
         for start, best in ((10, at_10), (NOTHING, None)):
             again = started(store, start=start)
             assert again.best() == best
+            again.commit(15, state(15.0), PERMANENT)
+            assert again.best() == best
             again.end(RunState.INTERRUPTED, None, start, "")
 
     def test_retaining_removes_the_others_but_never_the_newest(self, store):

@@ -30,7 +30,7 @@ from recorder import RECORDER
 
 from pipefit.errors import LeaseLost, PipefitError, StoreAccessDenied
 from pipefit.records import MetricBlock, RunState
-from pipefit.store import open_store, this_process
+from pipefit.store import client, open_store, this_process
 from pipefit.store.documents import CHECKPOINT
 from pipefit.store.layout import Layout
 from pipefit.store.leases import Claim, Leases
@@ -174,6 +174,15 @@ def test_a_store_can_be_carried_over_a_fork(store):
         assert forked(use) == 0
         assert reader(store).weights()["step"] == 20
         writer.renew()
+
+
+def test_a_fork_while_another_thread_connects_does_not_block_the_child(store):
+    def use():
+        signal.alarm(30)
+        assert store.collections() == []
+
+    with client._lock:
+        assert forked(use) == 0
 
 
 def test_documents_stay_small_however_long_the_run(store, database):

@@ -1,6 +1,7 @@
 """Files in GridFS: partial reads, damage, lost connections."""
 
 import hashlib
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -12,12 +13,14 @@ import pytest
 from actors import COLLECTION, PERMANENT, block, reader, started, state, validation
 from bson import ObjectId
 from pymongo.collection import Collection
+from pymongo.errors import AutoReconnect
 from recorder import RECORDER
 from safetensors.numpy import load
 
 from pipefit.errors import CheckpointCorrupt, LeaseLost, StoreError, StoreUnavailable
 from pipefit.records import RunState
 from pipefit.store import open_store
+from pipefit.store.files import Bucket
 
 
 def big(megabytes=8):
@@ -245,9 +248,46 @@ def test_a_failed_upload_leaves_no_chunks(store, database, monkeypatch):
     assert stored(database) == (1, [])
 
 
-def test_an_owner_that_is_succeeded_while_it_uploads_publishes_nothing(
-    store, database, monkeypatch
-):
+def failing(method, at):
+    """The method, which at its n-th call finds the connection closed."""
+    calls = itertools.count(1)
+
+    def call(*arguments, **others):
+        if next(calls) == at:
+            raise AutoReconnect("connection closed")
+        return method(*arguments, **others)
+
+    return call
+
+
+def test_what_an_outage_left_of_an_upload_is_removed_after_it(store, database, monkeypatch):
+    writer = started(store)
+    writer.commit(6, state(6.0), PERMANENT)
+    monkeypatch.setattr(Collection, "insert_many", failing(Collection.insert_many, at=2))
+    monkeypatch.setattr(Bucket, "_remove", failing(Bucket._remove, at=1))
+    writer.commit(7, big(), PERMANENT)
+
+    assert stored(database) == (2, [])
+
+
+def test_an_upload_that_arrives_otherwise_is_not_published(store, database, monkeypatch):
+    writer = started(store)
+    writer.commit(6, state(6.0), PERMANENT)
+    insert = Collection.insert_many
+
+    def falsified(self, documents, **others):
+        documents[0]["data"] = flipped(documents[0]["data"])
+        return insert(self, documents, **others)
+
+    monkeypatch.setattr(Collection, "insert_many", falsified)
+    with pytest.raises(CheckpointCorrupt):
+        writer.commit(7, big(), PERMANENT)
+
+    assert reader(store).status().step == 6
+    assert stored(database) == (1, [])
+
+
+def test_an_owner_succeeded_during_its_upload_publishes_nothing(store, database, monkeypatch):
     writer = started(store, ttl=0.05)
     writer.commit(10, state(10.0), PERMANENT)
     put = writer._layout.checkpoints.put_tensors
