@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import platform
 import socket
@@ -18,21 +17,19 @@ def program(folder: Path | None = None) -> dict[str, Any]:
     Args:
         folder: where the user's code is; None: the current folder.
     """
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # one of TensorFlow's names is enough
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
-        "versions": {name: version for name, version in versions.items() if version},
+        "versions": versions,
         "git": git_state(folder or Path.cwd()),
     }
-
-
-def _version(package: str) -> str | None:
-    for name in (package, *_OTHER_NAMES.get(package, ())):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return None
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
