@@ -88,7 +88,7 @@ def _storable(name: str, array: np.ndarray) -> np.ndarray:
             f"__metadata__ and its dtype one of {', '.join(_DTYPES.values())}"
         )
     # safetensors copies the memory as it lies there, whatever the strides say.
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+    return np.asarray(array, order="C")
 
 
 def header_text(data: Bytes) -> str:

@@ -167,6 +167,14 @@ class LeasesContract:
         status = reader(store).status()
         assert (status.state, status.reason) == (RunState.RUNNING, None)
 
+    def test_an_owner_that_died_after_its_last_commit_has_finished_the_run(self, store):
+        writer = acquire(store, owner=dead_process(), ttl=3600.0, steps=10)
+        writer.begin(-1)
+        assert reader(store).status().state is RunState.INTERRUPTED
+        writer.commit(10, state(1.0), PERMANENT)
+
+        assert reader(store).status().state is RunState.FINISHED
+
     def test_progress_is_shown(self, store):
         writer = started(store)
         writer.renew({"step": 7, "loss": 0.25, "rate.per_second": 3.5})
