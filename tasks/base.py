@@ -114,7 +114,7 @@ def store() -> Store:
 class _ShortErrors(logging.Filter):
     """Errors raised on purpose are shown without their tracebacks."""
 
-    _IN_TEXT = re.compile(r":?\s*\n?Traceback .*?^pipefit\.errors\.\w+: ", re.DOTALL | re.MULTILINE)
+    _IN_TEXT = re.compile(r":?\s*\n?Traceback .*?^pipefit(\.\w+)+: ", re.DOTALL | re.MULTILINE)
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None

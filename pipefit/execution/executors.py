@@ -168,7 +168,8 @@ class _Worker:
         assert self._process.stdout is not None
         with self._process.stdout as stream:
             for line in stream:
-                self._lines.put(line)
+                if line.endswith("\n"):  # else it was killed while it wrote
+                    self._lines.put(line)
         self._lines.put(None)
 
     def __enter__(self) -> _Worker:

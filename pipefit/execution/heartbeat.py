@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipefit.errors import LeaseLost, StoreError
+from pipefit.errors import StoreUnavailable
 from pipefit.store import RunWriter
 
 logger = logging.getLogger("pipefit.run")
@@ -22,14 +22,15 @@ class Heartbeat:
     Args:
         writer: the owner's handle.
         progress: what to store of the progress; None: nothing yet.
-        lost: called once with the error if another process owns the run.
+        lost: called once with the error if another process owns the run, or if the lease cannot be
+            renewed for another reason than a database that is away.
     """
 
     def __init__(
         self,
         writer: RunWriter,
         progress: Callable[[], Mapping[str, Any] | None],
-        lost: Callable[[LeaseLost], None],
+        lost: Callable[[Exception], None],
     ) -> None:
         self._writer, self._progress, self._lost = writer, progress, lost
         self._done = threading.Event()
@@ -47,9 +48,9 @@ class Heartbeat:
         while not self._done.wait(min(self._writer.ttl / 3, _RENEW_SECONDS)):
             try:
                 self._writer.renew(self._progress())
-            except LeaseLost as error:
-                self._lost(error)
-                return
-            except StoreError as error:
+            except StoreUnavailable as error:
                 # What the training writes fails as well, and that ends it if need be.
                 logger.warning("the lease could not be renewed: %s", error)
+            except Exception as error:
+                self._lost(error)
+                return

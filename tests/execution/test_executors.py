@@ -91,6 +91,21 @@ def test_a_worker_that_dies_leaves_its_last_words_in_the_log(order, last, how):
     assert tail[0] == "last words" or any("tensorflow.py" in line for line in tail)
 
 
+def test_a_worker_that_is_killed_while_it_writes_an_event(order):
+    writing = order(
+        "import os, signal, stat\n"
+        "for fd in range(3, 50):\n"
+        "    try:\n"
+        "        if stat.S_ISFIFO(os.fstat(fd).st_mode):\n"
+        '            os.write(fd, b\'{"event": "lo\')\n'
+        "    except OSError:\n"
+        "        pass\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with pytest.raises(WorkerFailed, match="was killed by SIGKILL"):
+        carry_out(writing)
+
+
 def test_what_is_printed_becomes_log_lines_and_never_events(order):
     talking = order(
         "import os\n"

@@ -184,3 +184,13 @@ def test_the_lease_is_kept_and_its_loss_is_told_once(store):
             time.sleep(0.05)
     [error] = lost
     assert isinstance(error, LeaseLost)
+
+
+def test_a_fault_of_ours_does_not_leave_a_run_without_its_lease(store):
+    writer = store.acquire(run_order(), this_process(), ttl=0.3)
+    failed = []
+    with Heartbeat(writer, lambda: {"step": object()}, failed.append):
+        deadline = time.monotonic() + 10
+        while not failed and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert len(failed) == 1

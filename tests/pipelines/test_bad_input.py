@@ -1,6 +1,7 @@
 """What is wrong is told first and in one line, before anything is written or paid for."""
 
 import hashlib
+import os
 import re
 import sys
 import tarfile
@@ -109,3 +110,17 @@ def test_no_mongod_for_this_machine(job, tmp_path):
     message = without.refused(code=35)
     assert message.startswith("no mongod found for ") and "PIPEFIT_MONGO_URI" in message
     assert without.left_behind == []
+
+
+def test_a_mongod_that_does_not_start(job, tmp_path):
+    program = tmp_path / "mongod"
+    program.write_text('#!/bin/sh\n[ "$1" = --version ] && echo db version v6.0.5 || exit 14\n')
+    program.chmod(0o755)
+    failing = job()
+    failing.environment = {
+        **failing.environment,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PIPEFIT_MONGO_URI": "",
+    }
+    message = failing.refused(code=35)
+    assert message.startswith("mongod exited with code 14 at start: ")

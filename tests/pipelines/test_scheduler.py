@@ -119,3 +119,22 @@ def test_the_page_shows_a_run_and_stops_it_and_the_same_command_finishes_it(
     assert done["progress_percentage"] == 100
     assert job.reader.status().state == "FINISHED"
     assert [attempt.start for attempt in job.reader.attempts()] == [-1, status.step]
+
+
+def test_a_scheduler_that_goes_away_stops_no_training(job, tmp_path):
+    leaving = Scheduler(tmp_path)
+    leaving.wait_until_ready()
+    config = tmp_path / "luigi.cfg"
+    config.write_text("[core]\nrpc-retry-attempts = 2\nrpc-retry-wait = 1\n")
+    alone = job(**{**STEPS, "train.steps": 6000})
+    alone.environment = {**alone.environment, "LUIGI_CONFIG_PATH": str(config)}
+    process = alone.start("Train", "--scheduler-url", f"http://127.0.0.1:{leaving.port}/")
+    alone.wait_for_step(100, process)
+    leaving.process.kill()
+    leaving.process.wait()
+    output, _ = process.communicate(timeout=120)
+
+    assert process.returncode != 0  # Luigi could not tell anybody that the task is done
+    assert "remote scheduler" in output and "; the training goes on" in output
+    assert alone.reader.status().state == "FINISHED"
+    assert alone.reader.status().step == 6000
