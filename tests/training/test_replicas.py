@@ -80,8 +80,7 @@ def test_regularisers_count_once(devices):
     np.testing.assert_allclose(rows["loss"], losses, rtol=1e-6)
 
 
-@MANY
-def test_added_losses_are_means_over_the_batch_also_between_synchronised_layers(devices):
+def test_added_losses_are_means_over_the_batch_also_between_synchronised_layers():
     """At a synchronised layer one device's forward pass waits while another's begins."""
 
     class Adds(keras.layers.Layer):
@@ -96,9 +95,9 @@ def test_added_losses_are_means_over_the_batch_also_between_synchronised_layers(
         return keras.layers.BatchNormalization(synchronized=True, name="norm")
 
     model = with_layers(lambda: Adds(name="before"), activity, norm, lambda: Adds(name="after"))
-    one, many = (make_trainer(model, devices=n, batch=10) for n in (1, devices))
-    assert_close(many.run(4), one.run(4), tolerance=2e-6)
-    assert_close(weights(many), weights(one), tolerance=2e-6)
+    one, two = (make_trainer(model, devices=n, batch=7) for n in (1, 2))
+    assert_close(two.run(4), one.run(4), tolerance=2e-6)
+    assert_close(weights(two), weights(one), tolerance=2e-6)
 
 
 def test_slices_within_slices():
@@ -158,13 +157,12 @@ def test_constraints():
 
 
 def test_batch_normalisation_keeps_equal_statistics_on_all_devices():
-    trainer = make_trainer(small_convnet, pictures(), devices=4, batch=10)
+    trainer = make_trainer(small_convnet, pictures(), devices=2, batch=9)
     trainer.run(3)
     for name, variable in trainer.state.variables.items():
         copies = [copy.numpy() for copy in variable.values]
-        assert len(copies) == 4
-        for copy in copies[1:]:
-            np.testing.assert_array_equal(copy, copies[0], err_msg=name)
+        assert len(copies) == 2
+        np.testing.assert_array_equal(copies[1], copies[0], err_msg=name)
 
 
 class TestSplitting:

@@ -71,8 +71,7 @@ def test_one_call_of_ten_steps_is_bit_equal_to_ten_calls():
     assert_equal(arrays(ten), arrays(one))
 
 
-@pytest.mark.parametrize("slices", [4, 8])
-def test_slices_of_a_batch_give_the_update_of_the_whole(slices):
+def test_slices_of_a_batch_give_the_update_of_the_whole():
     whole, sliced = (
         make_trainer(
             lambda: perceptron(kernel_regularizer=keras.regularizers.L2(0.03)),
@@ -81,7 +80,7 @@ def test_slices_of_a_batch_give_the_update_of_the_whole(slices):
             clip=Clip(global_norm=0.3),
             accumulate=n,
         )
-        for n in (1, slices)
+        for n in (1, 4)
     )
     assert_close(sliced.run(5), whole.run(5))
     assert_close(weights(sliced), weights(whole))
