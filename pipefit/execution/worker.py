@@ -260,6 +260,9 @@ class _Training:
                 f"another name"
             )
         self._patiently(lambda: self.writer.commit(step, arrays, kinds, best))
+        self._patiently(lambda: self._tidy(best))
+
+    def _tidy(self, best: Best | None) -> None:
         kept = keep(
             self.writer.checkpoints(),
             recent_keep=self.spec.save.recent_keep,
