@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import io
 import logging
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 from pipefit.errors import EXIT_INTERRUPTED
 from pipefit.execution.order import Event, Order
@@ -19,6 +20,7 @@ from pipefit.execution.order import Event, Order
 GRACE = 120.0
 
 STOP = "stop"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 logger = logging.getLogger("pipefit.run")
 
@@ -31,12 +33,14 @@ class Channel:
 
     Attributes:
         printed: what replaced standard output.
+        stop_reason: of the first request to stop; None: there was none.
     """
 
     def __init__(self) -> None:
         self._input = os.fdopen(os.dup(0), encoding="utf-8")
         self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
         self._lock = threading.Lock()
+        self.stop_reason: str | None = None
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -54,18 +58,44 @@ class Channel:
             self._output.write(event.to_json() + "\n")
             self._output.flush()
 
-    def listen(self, stop: Callable[[str], None]) -> None:
-        """From now on call `stop` with the reason when it is asked for, from another thread."""
-        threading.Thread(target=self._listen, args=(stop,), daemon=True).start()
+    def take_requests(self, *, interrupt: bool) -> None:
+        """From now on note requests to stop: lines, the end of the input, SIGTERM and SIGINT.
 
-    def _listen(self, stop: Callable[[str], None]) -> None:
+        Args:
+            interrupt: also raise KeyboardInterrupt in the main thread, once: no code of others
+                takes it for a failure of its own.
+        """
+        to_interrupt = interrupt
+
+        def handle(number: int, frame: object) -> None:
+            nonlocal to_interrupt
+            self._ask(signal.Signals(number).name)
+            if to_interrupt:
+                to_interrupt = False
+                raise KeyboardInterrupt
+
+        for number in _SIGNALS:
+            signal.signal(number, handle)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def take_no_more_requests(self) -> None:
+        """What comes now comes too late."""
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _listen(self) -> None:
         for line in self._input:
             word, _, reason = line.strip().partition(" ")
             if word == STOP:
-                stop(reason)
-        stop("the process that gave the order is gone")
+                self._ask(reason)
+                _thread.interrupt_main(signal.SIGTERM)
+        self._ask("the process that gave the order is gone")
+        _thread.interrupt_main(signal.SIGTERM)
         time.sleep(GRACE)
         os._exit(EXIT_INTERRUPTED)
+
+    def _ask(self, reason: str) -> None:
+        self.stop_reason = self.stop_reason or reason
 
 
 class Printed(io.TextIOBase):

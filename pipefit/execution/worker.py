@@ -8,13 +8,11 @@ gave the order is gone), SIGTERM and SIGINT all mean: checkpoint the current ste
 
 from __future__ import annotations
 
-import _thread
 import faulthandler
 import functools
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from collections import deque
@@ -54,7 +52,6 @@ ShouldStop = Callable[[], str | None]
 _PROGRESS_SECONDS = 0.25
 #: Blocks of metrics that come faster than this are written together.
 _METRICS_SECONDS = 0.5
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Between tries to reach a database that is away.
 _RETRY_SECONDS = 1.0
 
@@ -327,47 +324,15 @@ def _validate(order: Order, spec: Spec, store: Store, kind: str, count: int) -> 
     logger.info("%s", numbers)
 
 
-class _Stop:
-    """A request to stop; the first reason counts."""
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-
-    def ask(self, reason: str) -> None:
-        self.reason = self.reason or reason
-
-    def asked(self) -> str | None:
-        return self.reason
-
-
-def _take_requests(order: Order, channel: Channel, stop: _Stop) -> None:
-    to_break_off = order.kind == "validate"  # a training asks by itself
-
-    def handle(number: int, frame: object) -> None:
-        nonlocal to_break_off
-        stop.ask(signal.Signals(number).name)
-        if to_break_off:
-            to_break_off = False
-            raise KeyboardInterrupt  # which no code of others takes for its own failure
-
-    def ask(reason: str) -> None:
-        stop.ask(reason)
-        _thread.interrupt_main(signal.SIGTERM)
-
-    for number in _STOP_SIGNALS:
-        signal.signal(number, handle)
-    channel.listen(ask)
-
-
 def _carry_out(channel: Channel) -> None:
-    stop = _Stop()
     with Reporter(channel.send) as reporter:
         order = channel.order()
-        _take_requests(order, channel, stop)
+        channel.take_requests(interrupt=order.kind == "validate")
         try:
-            perform(order, reporter, stop.asked)
+            perform(order, reporter, lambda: channel.stop_reason)
         except KeyboardInterrupt:
-            raise Interrupted(f"broken off, nothing of it is stored: {stop.reason}") from None
+            reason = channel.stop_reason
+            raise Interrupted(f"broken off, nothing of it is stored: {reason}") from None
         finally:
             channel.printed.finish()
 
@@ -382,8 +347,7 @@ def main() -> None:
         _carry_out(channel)
     except BaseException as caught:
         error = caught
-    for number in _STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    channel.take_no_more_requests()
     channel.send(outcome(error))
     for child in multiprocessing.active_children():  # of a data source, say
         child.kill()
