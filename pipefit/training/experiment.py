@@ -47,7 +47,7 @@ class Experiment:
         self._folders = folders
         self._sources: dict[str, Source] = {}
         keras.utils.clear_session()
-        keras.utils.set_random_seed(spec.seed)
+        keras.utils.set_random_seed(spec.seed % 2**32)  # NumPy takes no more
         if spec.train.deterministic:
             tf.config.experimental.enable_op_determinism()
         self.model = self._build_model()

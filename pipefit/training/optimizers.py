@@ -106,6 +106,11 @@ def prepare(
             f"optimizer: the builder must return a keras.optimizers.Optimizer, "
             f"not {type(optimizer).__name__}"
         )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise SpecError(
+            "optimizer: the loss is not scaled, so a LossScaleOptimizer would only divide the "
+            "gradients; use its inner optimizer (bfloat16 needs no scaling)"
+        )
     if optimizer.gradient_accumulation_steps:
         raise SpecError("optimizer.gradient_accumulation_steps: set train.accumulate instead")
     scales = _scales([v.path for v in variables], groups)

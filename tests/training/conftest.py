@@ -10,6 +10,7 @@ tf.config.set_logical_device_configuration(
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _deterministic_ops():
-    """As every experiment has them, unless it says otherwise."""
+def _started():
+    """TensorFlow has started, with deterministic ops, as experiments have them by default."""
+    assert len(tf.config.list_logical_devices("CPU")) == 4
     tf.config.experimental.enable_op_determinism()

@@ -53,3 +53,9 @@ def test_something_else_is_no_optimizer(thing):
 def test_keras_own_accumulation_is_refused():
     with pytest.raises(SpecError, match=r"set train\.accumulate instead"):
         prepared(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+
+
+def test_an_optimizer_for_scaled_losses_is_refused():
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(SpecError, match="use its inner optimizer"):
+        prepared(scaled)
