@@ -1,5 +1,7 @@
 """Damaged checkpoints, and executors: the numbers stay what they would have been."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.pipelines.conftest import same_results
@@ -26,38 +28,49 @@ def damage(job, steps):
         chunks.update_one({"_id": chunk["_id"]}, {"$set": {"data": bytes(data)}})
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_continues_bit_for_bit(whole, shared_job):
+@pytest.fixture(scope="module")
+def continued(shared_job):
+    """A job of 300 steps whose newest checkpoint was damaged, and what it then printed."""
     job = shared_job(name="damaged", **LONG)
     job.run("Train", **{"train.steps": 300})
     damage(job, [300])
-    output = job.run("Train")
+    return SimpleNamespace(job=job, output=job.run("Train"))
 
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_continues_bit_for_bit(whole, continued):
     told = "WARNING: jobs/damaged: the checkpoint of step 300 of run 'damaged' is damaged"
-    assert told in output and "falling back to the one before" in output
-    assert "INFO: jobs/damaged: continuing after step 200 of 400\n" in output
-    assert [attempt.start for attempt in job.reader.attempts()] == [-1, 200]
-    same_results(job.reader, whole.reader)
+    assert told in continued.output and "falling back to the one before" in continued.output
+    assert "INFO: jobs/damaged: continuing after step 200 of 400\n" in continued.output
+    reader = continued.job.reader
+    assert [attempt.start for attempt in reader.attempts()] == [-1, 200]
+    same_results(reader, whole.reader)
 
 
-def test_without_any_whole_checkpoint_nothing_is_trained_from_the_beginning(shared_job):
-    job = shared_job(name="damaged", **LONG)
-    steps = job.reader.checkpoints()["step"].tolist()
-    damage(job, steps)
-    before = job.reader.metrics()
-    output = job.run("Train", code=30, **{"train.steps": 500})
+@pytest.fixture(scope="module")
+def ruined(shared_job):
+    """A job of 200 steps all of whose checkpoints are damaged."""
+    job = shared_job(name="ruined", **{"train.steps": 200})
+    job.run("Train")
+    damage(job, job.reader.checkpoints()["step"].tolist())
+    return job
+
+
+def test_without_any_whole_checkpoint_nothing_is_trained_from_the_beginning(ruined):
+    steps = ruined.reader.checkpoints()["step"].tolist()
+    before = ruined.reader.metrics()
+    output = ruined.run("Train", code=30, **{"train.steps": 300})
 
     assert "Traceback" not in output
-    assert f"ERROR: run 'damaged': none of its {len(steps)} checkpoints can be read" in output
-    assert job.reader.metrics().equals(before)
-    assert job.reader.checkpoints()["step"].tolist() == steps
-    assert job.reader.status().step == 400
+    assert f"ERROR: run 'ruined': none of its {len(steps)} checkpoints can be read" in output
+    assert ruined.reader.metrics().equals(before)
+    assert ruined.reader.checkpoints()["step"].tolist() == steps
+    assert ruined.reader.status().step == 200
 
 
-def test_validating_a_damaged_checkpoint_is_refused(shared_job):
-    job = shared_job(name="damaged", **LONG)
-    output = job.run("TrainAndValidate", code=30)
-    assert "ERROR: the checkpoint of step 400 of run 'damaged' is damaged" in output
-    assert not job.store.validated("jobs", [("damaged", "test", 400)])
+def test_validating_a_damaged_checkpoint_is_refused(ruined):
+    output = ruined.run("TrainAndValidate", code=30)
+    assert "ERROR: the checkpoint of step 200 of run 'ruined' is damaged" in output
+    assert not ruined.store.validated("jobs", [("ruined", "test", 200)])
 
 
 def test_the_inline_executor_computes_the_same(whole, shared_job, tmp_path):
