@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import luigi
 
+from pipefit.errors import SpecError
 from tasks.targets import ValidationTarget
 from tasks.train import Train, WorkerTask
 
@@ -13,6 +14,15 @@ class Validate(WorkerTask):
 
     validation = luigi.Parameter(description="the validation set")
     step = luigi.IntParameter(default=0, description="a step with a checkpoint; 0: train.steps")
+
+    def __init__(self, *args: object, **kwargs: object):
+        super().__init__(*args, **kwargs)
+        known = self.spec.validation
+        if self.validation not in known:
+            raise SpecError(
+                f"{self.config}: validation = {self.validation!r}: there is no such set; "
+                f"there are: {', '.join(known) or 'none'}"
+            )
 
     @property
     def at(self) -> int:

@@ -43,7 +43,12 @@ def test_an_experiment_file_is_checked_first(job, changes, code, told):
     assert refused.left_behind == []
 
 
-def test_an_archive_with_another_hash(job, tmp_path):
+def test_an_unknown_validation_set(job):
+    message = job().refused("Validate", "--validation", "tset", module="tasks.validate", code=40)
+    assert message.endswith("validation = 'tset': there is no such set; there are: test")
+
+
+def test_an_archive_with_another_hash(job):
     other = job(**{"archives.digits.sha256": "0" * 64})
     message = other.refused(code=30)
     assert "0" * 64 in message.splitlines()[0]
