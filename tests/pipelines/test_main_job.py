@@ -179,7 +179,7 @@ def test_a_rerun_is_fast(mine, printed):
         return time.perf_counter() - begin
 
     # The fastest of some, because others use the machine as well.
-    assert any(seconds() < 1.5 for _ in range(5))
+    assert any(seconds() < 1.5 for _ in range(10))
 
 
 def test_a_missing_report_is_made_again_without_a_worker(mine, printed):
