@@ -55,7 +55,7 @@ PLAIN = {"errors": "", "records": "", "refs": "", "settings": "platformdirs"}
 #: Reading what these wrote runs what it says.
 UNSAFE = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
-HEAVY = ("tensorflow", "keras", "pandas", "matplotlib")
+HEAVY = ("tensorflow", "keras", "numpy", "pandas", "matplotlib")
 
 
 def part_of(module: str) -> str:

@@ -1,4 +1,4 @@
-"""How tensors, metric columns and plain values become bytes, and back.
+"""How tensors and metric columns become bytes, and back.
 
 Tensors are kept in the safetensors layout: eight bytes with the length of a JSON header, the
 header with dtype, shape, begin and end of every tensor, then the data, little-endian.
@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -179,23 +178,3 @@ def _column(name: str, values: np.ndarray, steps: int) -> np.ndarray:
 def column_values(column: Mapping[str, Any]) -> np.ndarray:
     """The values of a stored metric column, read only."""
     return np.frombuffer(column["data"], dtype=np.dtype(column["dtype"]))
-
-
-def plain(value: Any) -> Any:
-    """The value with numpy's scalars and arrays turned into numbers and lists.
-
-    Raises:
-        StoreError: it is, or holds, something that is not plain data.
-    """
-    if isinstance(value, np.generic | np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, str | bool | int | float | datetime):
-        return value
-    raise StoreError(
-        f"{value!r} of type {type(value).__name__} cannot be stored: give numbers, text, true or "
-        "false, None, lists and dictionaries"
-    )

@@ -29,7 +29,7 @@ In a run's document read from the server, `now` is the server's time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -245,3 +245,23 @@ def checkpoints_of(
         if info.step not in chosen or rank(info) > rank(chosen[info.step]):
             chosen[info.step] = info
     return chosen
+
+
+def plain(value: Any) -> Any:
+    """The value with numpy's scalars and arrays turned into numbers and lists.
+
+    Raises:
+        StoreError: it is, or holds, something that is not plain data.
+    """
+    if hasattr(value, "tolist"):  # asking for numpy's classes would load numpy
+        return plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, str | bool | int | float | datetime):
+        return value
+    raise StoreError(
+        f"{value!r} of type {type(value).__name__} cannot be stored: give numbers, text, true or "
+        "false, None, lists and dictionaries"
+    )

@@ -10,17 +10,18 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from bson import Int64, ObjectId
 from bson.errors import InvalidId
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
 from pipefit.errors import CheckpointCorrupt, StoreError
-from pipefit.store import codec
 from pipefit.store.client import REPLICATED, Connection, Document, guarded, retrying
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Larger headers stay in the file alone: they would make listing the files slow.
 _HEADER_LIMIT = 500_000
@@ -81,6 +82,8 @@ class Bucket:
         self, tensors: Mapping[str, np.ndarray], filename: str, metadata: Mapping[str, Any]
     ) -> StoredFile:
         """Write tensors; their index is kept beside the file as well, unless it is very long."""
+        from pipefit.store import codec
+
         data = codec.encode_tensors(tensors)
         index = {}
         if codec.header_length(data) <= _HEADER_LIMIT:
@@ -187,6 +190,8 @@ class Bucket:
             return self._read_all(file) if include is None else self._read_some(file, include)
 
     def _read_all(self, file: StoredFile) -> dict[str, np.ndarray]:
+        from pipefit.store import codec
+
         data = memoryview(self.read(file))
         index = codec.read_index(codec.header_text(data))
         section = data[index.start :]
@@ -197,6 +202,8 @@ class Bucket:
 
     @guarded
     def _read_some(self, file: StoredFile, include: str) -> dict[str, np.ndarray]:
+        from pipefit.store import codec
+
         size, header = self._layout(file)
         index = codec.read_index(header)
         spans = {
@@ -230,6 +237,8 @@ class Bucket:
         size: int = document["chunkSize"]
         header: str | None = document["metadata"].get("header")
         if header is None:
+            from pipefit.store import codec
+
             end = 8 + codec.header_length(self._chunks_of(file, [0], size))
             if end > file.size:
                 raise ValueError("its header points beyond its end")

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipefit.errors import IdentityMismatch
 from pipefit.records import RunOrder
-from pipefit.store.codec import plain
+from pipefit.store.documents import plain
 
 _ABSENT = "(absent)"
 _SHOWN = 200  # characters of a value in a message

@@ -18,7 +18,7 @@ from pipefit.errors import LeaseLost, RunOwned, StoreError
 from pipefit.records import NOTHING, Owner, RunOrder, RunState
 from pipefit.store import documents
 from pipefit.store.client import Document, guarded
-from pipefit.store.codec import plain
+from pipefit.store.documents import plain
 from pipefit.store.identity import Change, accepted_changes
 from pipefit.store.layout import Layout
 

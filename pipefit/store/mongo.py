@@ -12,13 +12,12 @@ from bson import ObjectId
 from pipefit import records, settings
 from pipefit.errors import NotFound, StoreError
 from pipefit.records import CheckpointInfo, Lease, Owner, RunOrder, RunStatus, Validation
-from pipefit.store import codec, documents, frames
+from pipefit.store import documents
 from pipefit.store.client import Connection, Document, guarded
 from pipefit.store.documents import ARTIFACT, CHECKPOINT, OUTPUTS, SUMMARY, VALIDATED
 from pipefit.store.identity import accepted_changes
 from pipefit.store.layout import Layout
 from pipefit.store.leases import Claim, Leases
-from pipefit.store.outputs import MongoOutputsWriter
 from pipefit.store.reader import MongoRunReader
 from pipefit.store.writer import MongoRunWriter
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pipefit.store.base import Store
+    from pipefit.store.outputs import MongoOutputsWriter
 
 _NAMES_COMPARED = 10_000
 
@@ -79,6 +79,8 @@ class MongoStore:
         Columns collection, name, state, step, steps, attempts, updated, reason, best.
         """
         wanted = self.collections() if collection is None else [collection]
+        from pipefit.store import frames
+
         return frames.runs_frame(
             _row(run, name) for name in wanted for run in self._layout(name).find_runs({})
         )
@@ -170,6 +172,8 @@ class MongoStore:
         """A writer for per-example outputs of one validation."""
         layout = self._layout(collection)
         self._existing(layout, name)
+        from pipefit.store.outputs import MongoOutputsWriter
+
         return MongoOutputsWriter(layout, name, set_name)
 
     def commit_validation(
@@ -249,7 +253,7 @@ class MongoStore:
         if fence is None or step > documents.committed_step(run):
             raise NotFound(f"run {name!r} has not committed step {step}: it cannot have a summary")
         key = {"run": name, "kind": SUMMARY, "name": "", "step": step, "fence": fence}
-        layout.put({**key, "summary": codec.plain(summary)})
+        layout.put({**key, "summary": documents.plain(summary)})
 
     def summary(self, collection: str, name: str, step: int) -> dict[str, Any] | None:
         """Aggregate's record of a step, if its checkpoint counts."""

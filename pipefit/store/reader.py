@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipefit.errors import CheckpointCorrupt, NotFound
 from pipefit.records import Attempt, CheckpointInfo, RunStatus, Validation
-from pipefit.store import documents, frames
+from pipefit.store import documents
 from pipefit.store.client import Document
 from pipefit.store.documents import (
     ARTIFACT,
@@ -19,11 +19,12 @@ from pipefit.store.documents import (
 )
 from pipefit.store.files import StoredFile
 from pipefit.store.layout import Layout
-from pipefit.store.outputs import MongoOutputs
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+
+    from pipefit.store.outputs import MongoOutputs
 
 
 class MongoRunReader:
@@ -58,6 +59,8 @@ class MongoRunReader:
         """One row per step (index "step"), one column per metric; missing values are NaN."""
         fields = ("fence", "step", "steps", "columns", "written")
         stored = self._layout.find_records(self.name, METRICS, fields=fields)
+        from pipefit.store import frames
+
         return frames.metrics_frame(self._run()["line"], stored)
 
     def validations(self) -> pd.DataFrame:
@@ -66,10 +69,14 @@ class MongoRunReader:
         # Those of committed checkpoints last: they replace those made in training.
         for record in self._records(VALIDATION) + self._records(VALIDATED):
             found[record["name"], record["step"]] = documents.validation_of(record)
+        from pipefit.store import frames
+
         return frames.validations_frame(found.values())
 
     def checkpoints(self) -> pd.DataFrame:
         """Columns step, id, kinds, size, sha256, created, fence; by step."""
+        from pipefit.store import frames
+
         return frames.checkpoints_frame(self._checkpoints().values())
 
     def checkpoint(self, step: int | None = None) -> CheckpointInfo:
@@ -120,6 +127,8 @@ class MongoRunReader:
         listed = self._layout.find_records(self.name, OUTPUTS, {"name": by_step[wanted]})
         if not listed:
             raise NotFound(f"the outputs of set {name!r} were replaced just now: ask again")
+        from pipefit.store.outputs import MongoOutputs
+
         return MongoOutputs(self._layout.artifacts, listed[0])
 
     def artifact(self, name: str) -> bytes | None:

@@ -22,7 +22,7 @@ from pipefit.records import (
     RunState,
     Validation,
 )
-from pipefit.store import codec, documents
+from pipefit.store import documents
 from pipefit.store.client import Document, guarded
 from pipefit.store.documents import CHECKPOINT, METRICS, VALIDATION
 from pipefit.store.files import StoredFile
@@ -137,7 +137,7 @@ class MongoRunWriter:
 
     def renew(self, progress: Mapping[str, Any] | None = None) -> None:
         """Prolong the lease; `progress` (step, loss, rate, ...) is what `pipefit show` displays."""
-        self._update({} if progress is None else literals({"progress": codec.plain(progress)}))
+        self._update({} if progress is None else literals({"progress": documents.plain(progress)}))
 
     def write_metrics(self, block: MetricBlock) -> None:
         """Store per-step metrics; the same first step again replaces.
@@ -150,6 +150,8 @@ class MongoRunWriter:
             return
         if self._fence_at(block.first) != self.fence:
             raise StoreError(self._too_early(block.first))
+        from pipefit.store import codec
+
         pieces = list(codec.split_block(block))
         self._update()
         for first, steps, columns in pieces:

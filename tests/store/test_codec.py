@@ -5,7 +5,7 @@ import pytest
 
 from pipefit.errors import StoreError
 from pipefit.records import MetricBlock
-from pipefit.store import codec
+from pipefit.store import codec, documents
 
 
 def test_the_examples_run():
@@ -38,8 +38,8 @@ def test_a_dtype_of_a_later_version_is_named():
 def test_plain_values_stay_and_numpy_becomes_plain():
     value = {"a": [np.float32(0.5), np.bool_(True), (1, None)], 3: np.arange(2), "t": "text"}
 
-    assert codec.plain(value) == {"a": [0.5, True, [1, None]], "3": [0, 1], "t": "text"}
-    assert type(codec.plain(np.float64(1.0))) is float
+    assert documents.plain(value) == {"a": [0.5, True, [1, None]], "3": [0, 1], "t": "text"}
+    assert type(documents.plain(np.float64(1.0))) is float
     for other in (b"bytes", {1, 2}, object()):
         with pytest.raises(StoreError, match="cannot be stored: give numbers"):
-            codec.plain({"x": other})
+            documents.plain({"x": other})
