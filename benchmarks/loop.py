@@ -32,6 +32,7 @@ import tensorflow as tf
 from pipefit import archives, read_spec
 from pipefit.data import digits
 from pipefit.execution import Order, worker
+from pipefit.execution.devices import place
 from pipefit.execution.reporter import Reporter
 from pipefit.store import server
 
@@ -116,7 +117,7 @@ def main(rounds: int) -> None:
             tf.config.experimental.enable_op_determinism()
         keras.utils.set_random_seed(0)
         Measured.bare = staticmethod(bare_loop(folder))
-        training.run("cpu", 1)
+        training.run(place("cpu:0", []), os.cpu_count() or 1)
     finally:
         server.stop()
     counted = Measured.rows[1:]

@@ -26,13 +26,14 @@ from pipefit.errors import (
     Diverged,
     Interrupted,
     LeaseLost,
+    NotFound,
     PipefitError,
     StoreError,
     StoreUnavailable,
 )
 from pipefit.execution.channel import Channel
 from pipefit.execution.checks import reached
-from pipefit.execution.devices import gpus, place
+from pipefit.execution.devices import Placement, gpus, place
 from pipefit.execution.heartbeat import Heartbeat
 from pipefit.execution.keeping import keep
 from pipefit.execution.order import Order, exit_code, outcome
@@ -68,10 +69,32 @@ def perform(order: Order, reporter: Reporter, should_stop: ShouldStop) -> None:
     placement = place(spec.model.devices, gpus())
     placement.apply(os.environ)
     store = open_store(order.uri)
+    threads = _threads(store, spec)
     if order.kind == "validate":
-        _validate(order, spec, store, placement.kind, placement.count)
+        _validate(order, spec, store, placement, threads)
     else:
-        _Training(order, spec, store, reporter, should_stop).run(placement.kind, placement.count)
+        _Training(order, spec, store, reporter, should_stop).run(placement, threads)
+
+
+def _threads(store: Store, spec: Spec) -> int:
+    """Threads of one operation: as many as when the run began, because sums depend on them."""
+    try:
+        stored = store.run(spec.name, spec.collection).document()["program"].get("threads")
+    except NotFound:
+        stored = None
+    return int(stored or _cores())
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _replicas(placement: Placement, threads: int) -> Any:
+    from pipefit import training
+
+    return training.Replicas(kind=placement.kind, count=placement.count, threads=threads)
 
 
 class _Training:
@@ -98,16 +121,15 @@ class _Training:
         self.progress_values: dict[str, Any] = {}
         self._last_progress = self._last_metrics = 0.0
 
-    def run(self, kind: str, count: int) -> None:
-        run_order = self._run_order(kind, count)
+    def run(self, placement: Placement, threads: int) -> None:
+        run_order = self._run_order(placement, threads)
         if reached(self.store, run_order):  # also refuses, before TensorFlow is paid for
             return
         from pipefit import training
 
         self.training = training
-        experiment = training.Experiment(
-            self.spec, self.order.folders, training.Replicas(kind=kind, count=count)
-        )
+        replicas = _replicas(placement, threads)
+        experiment = training.Experiment(self.spec, self.order.folders, replicas)
         trainer = experiment.trainer()
         validators = {name: experiment.validator(name) for name in self.spec.validation}
         self.writer = self.store.acquire(run_order, this_process(), self.order.lease_seconds)
@@ -267,8 +289,9 @@ class _Training:
         )
         self.writer.retain(kept)
 
-    def _run_order(self, kind: str, count: int) -> RunOrder:
-        details = {**program(), **self.order.program, "devices": f"{count} x {kind}"}
+    def _run_order(self, placement: Placement, threads: int) -> RunOrder:
+        devices = f"{placement.count} x {placement.kind}"
+        details = {**program(), **self.order.program, "devices": devices, "threads": threads}
         return RunOrder(
             collection=self.spec.collection,
             name=self.spec.name,
@@ -293,13 +316,13 @@ def _warn_of_retry(state: RetryCallState) -> None:
     logger.warning("%s; training goes on, trying again", error)
 
 
-def _validate(order: Order, spec: Spec, store: Store, kind: str, count: int) -> None:
+def _validate(order: Order, spec: Spec, store: Store, placement: Placement, threads: int) -> None:
     """Validate a committed checkpoint on one set, read only, and publish the numbers."""
     run = store.run(spec.name, spec.collection)
     checkpoint = run.checkpoint(order.step)
     from pipefit import training
 
-    experiment = training.Experiment(spec, order.folders, training.Replicas(kind=kind, count=count))
+    experiment = training.Experiment(spec, order.folders, _replicas(placement, threads))
     state = training.State(experiment.model)
     # Read whole, because only then is it verified.
     arrays = run.weights(order.step)

@@ -25,12 +25,18 @@ class Replicas:
         kind: "gpu" or "cpu". Which GPUs is decided before TensorFlow starts, by what the process
             can see; here they are taken in order. CPUs are logical devices.
         count: number of devices, at least 1.
+        threads: threads of one operation on the CPU; None: TensorFlow's default, one per core.
+            Sums depend on how they are cut up, so it is part of what makes a run exact. It has no
+            effect once TensorFlow has started.
 
     Raises:
         DeviceError: if there are fewer devices, or TensorFlow was started with fewer.
     """
 
-    def __init__(self, *, kind: str = "cpu", count: int = 1):
+    def __init__(self, *, kind: str = "cpu", count: int = 1, threads: int | None = None):
+        if threads is not None:
+            with contextlib.suppress(RuntimeError):
+                tf.config.threading.set_intra_op_parallelism_threads(threads)
         self.names = _logical_devices(kind, count)
         self.count = count
         self.strategy: tf.distribute.Strategy | None = None

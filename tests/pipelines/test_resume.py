@@ -2,15 +2,24 @@
 
 import random
 import signal
+import sys
 import time
 
 import pytest
 
-from tests.pipelines.conftest import kill, same_results, worker_of
+from tests.pipelines.conftest import LUIGI, kill, same_results, worker_of
 
 # Dropout, batch normalisation, momentum, a schedule, clipping, best: all that has state.
 NET = "configs/digits.toml"
 STEPS = 600
+# Sums are cut up by the number of threads, which is by default that of the cores.
+ON_ONE_CORE = (
+    sys.executable,
+    "-c",
+    "import os, sys; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
+    "os.execv(sys.argv[1], sys.argv[1:])",
+    LUIGI,
+)
 SHORT = {"train.steps": STEPS, "save.checkpoint_every": 200, "save.recent_every": 25}
 
 
@@ -42,10 +51,11 @@ def test_killed_trainer_luigi_and_both_then_bit_equal_to_an_uninterrupted_run(jo
     assert states == ["INTERRUPTED", "INTERRUPTED", "INTERRUPTED", "FINISHED"]
 
 
-def test_more_steps_continue_a_finished_run(job):
+def test_more_steps_continue_a_finished_run_even_with_fewer_cores(job):
     job(NET, name="whole", **{**SHORT, "train.steps": 300}).run("Train")
     longer = job(NET, name="longer", **SHORT)
     longer.run("Train", **{"train.steps": 150})
+    longer.luigi = ON_ONE_CORE
     longer.run("Train", **{"train.steps": 300})
     same_results(longer.reader, longer.store.run("whole", "jobs"))
     assert [a.start for a in longer.reader.attempts()] == [-1, 150]
