@@ -20,9 +20,9 @@ setup(
     packages=find_packages(include=["pipefit", "pipefit.*", "tasks", "pipelines"]),
     package_data={"pipefit": ["py.typed", "report/*.j2"]},
     install_requires=[
-        "tensorflow>=2.20",
-        "keras>=3.11",
-        "luigi>=3.6",
+        "tensorflow>=2.21",
+        "keras>=3.15",
+        "luigi>=3.8",
         "pymongo>=4.10",
         "numpy>=2.0",
         "pandas>=2.2.3",

@@ -57,9 +57,10 @@ def check_collection_name(name: str) -> str:
     Raises:
         ValueError: if it may not; the message says what is allowed.
     """
-    if not _COLLECTION_NAME.fullmatch(name):
+    if not _COLLECTION_NAME.fullmatch(name) or name == "system":
         raise ValueError(
-            f"{name!r} cannot name a collection: use 1 to 64 of the characters A-Z a-z 0-9 _ and -"
+            f"{name!r} cannot name a collection: use 1 to 64 of the characters A-Z a-z 0-9 _ and "
+            "-, and not MongoDB's own word system"
         )
     return name
 

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 
 import luigi
+from luigi.parameter import ParameterVisibility
 
 from pipefit import archives
 from tasks.targets import ArchiveTarget, UnpackedTarget
@@ -17,10 +18,17 @@ from tasks.targets import ArchiveTarget, UnpackedTarget
 class CacheArchive(luigi.Task):
     """Fetches an archive into the cache; see `pipefit.archives.fetch`."""
 
-    url = luigi.Parameter(description="a path, or an address that fsspec knows")
+    # An address may hold a password, and it is the hash that says which archive this is.
+    url = luigi.Parameter(
+        significant=False,
+        visibility=ParameterVisibility.PRIVATE,
+        description="a path, or an address that fsspec knows",
+    )
     sha256 = luigi.Parameter(description="of the archive, 64 hexadecimal digits")
     base = luigi.Parameter(
-        default="", description="where a relative path is looked for after the current folder"
+        default="",
+        significant=False,
+        description="where a relative path is looked for after the current folder",
     )
 
     def output(self) -> ArchiveTarget:
@@ -35,10 +43,17 @@ class CacheArchive(luigi.Task):
 class UntarArchive(luigi.Task):
     """Unpacks an archive of the cache; see `pipefit.archives.unpack`."""
 
-    url = luigi.Parameter(description="a path, or an address that fsspec knows")
+    # An address may hold a password, and it is the hash that says which archive this is.
+    url = luigi.Parameter(
+        significant=False,
+        visibility=ParameterVisibility.PRIVATE,
+        description="a path, or an address that fsspec knows",
+    )
     sha256 = luigi.Parameter(description="of the archive, 64 hexadecimal digits")
     base = luigi.Parameter(
-        default="", description="where a relative path is looked for after the current folder"
+        default="",
+        significant=False,
+        description="where a relative path is looked for after the current folder",
     )
     max_bytes = luigi.IntParameter(
         default=0,

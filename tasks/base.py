@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import logging
 import re
 import shlex
 import sys
+from typing import Any
 
 import luigi
 import luigi.configuration
@@ -43,14 +45,36 @@ LOGGERS = [logging.getLogger(name) for name in ("luigi-interface", "pipefit", "t
 _SCHEDULER_ADDRESS = ("scheduler-host", "scheduler-port", "scheduler-url")
 
 
+class _Join(argparse.Action):
+    """An option given several times has all its words."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, f"{before} {values}" if before else values)
+
+
+class WordsParameter(luigi.Parameter):
+    """Shell-like words; Luigi would silently take the last of several."""
+
+    @classmethod
+    def _parser_kwargs(cls, *names: Any, **more: Any) -> dict[str, Any]:
+        return {**super()._parser_kwargs(*names, **more), "action": _Join}
+
+
 class ExperimentTask(luigi.Task):
     """A task of one experiment."""
 
     config = luigi.Parameter(default="configs/digits.toml", description="the experiment file")
-    set = luigi.Parameter(
+    set = WordsParameter(
         default="", description="changes to it: words dotted.key=value, values as in TOML"
     )
-    allow_change = luigi.Parameter(
+    allow_change = WordsParameter(
         default="",
         significant=False,
         description="dotted keys in which the run may differ from the stored one of its name",

@@ -120,6 +120,7 @@ steps = 10
 
 [validation.v]
 data = "d"
+metrics.other = { builder = "m:metric" }
 
 [save]
 best = { metric = "v/loss", mode = "min" }

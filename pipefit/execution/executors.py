@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,11 @@ _POLL = 0.2
 #: How long a worker that has told its outcome, or was told to stop by our failure, may go on.
 _PATIENCE = 10.0
 _TAIL_LINES = 30
+#: What TensorFlow prints whenever it starts says nothing about how it ended.
+_START_UP = re.compile(
+    r"absl::InitializeLog|oneDNN custom operations|cuda drivers|cuInit|cpu_feature_guard"
+    r"|rebuild TensorFlow with the appropriate compiler flags"
+)
 
 
 class Signalled(Interrupted):
@@ -286,6 +292,7 @@ def _death(code: int, path: Path, begin: int) -> str:
         how = f"ended with exit code {code}"
     with path.open("rb") as log:
         log.seek(begin)
-        tail = log.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
+        lines = log.read().decode("utf-8", "replace").splitlines()
+        tail = [line for line in lines if not _START_UP.search(line)][-_TAIL_LINES:]
     first = f"the worker {how} without saying why; type the same command to continue; log: {path}"
     return "\n".join([first, *tail])

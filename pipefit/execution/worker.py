@@ -19,7 +19,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_fixed,
+)
 
 from pipefit.errors import (
     CheckpointCorrupt,
@@ -205,9 +211,11 @@ class _Training:
 
     def _patiently(self, write: Callable[[], object]) -> None:
         """Do a write, again while the database is away, for as long as a lease lasts."""
+        long_enough = stop_after_delay(self.order.lease_seconds)
         Retrying(
             retry=retry_if_exception_type(StoreUnavailable),
-            stop=stop_after_delay(self.order.lease_seconds),
+            # Who asks to stop has no time to wait for a database.
+            stop=lambda state: bool(self._should_stop()) or long_enough(state),
             wait=wait_fixed(_RETRY_SECONDS),
             before_sleep=_warn_of_retry,
             reraise=True,
@@ -313,7 +321,7 @@ def _continued(stored: Best | None, worst: Best | None) -> Best | None:
 
 def _warn_of_retry(state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
-    logger.warning("%s; training goes on, trying again", error)
+    logger.warning("%s; trying again; training waits once its next checkpoints do", error)
 
 
 def _validate(order: Order, spec: Spec, store: Store, placement: Placement, threads: int) -> None:

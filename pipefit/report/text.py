@@ -50,7 +50,7 @@ def _parts(run: RunReader, report: str | None, width: int | None) -> Iterator[st
     status, document, attempts = run.status(), run.document(), run.attempts()
     yield f"{run.collection}/{run.name}  {status.state}"
     facts = {
-        "reason": clean(status.reason) if status.reason else None,
+        "reason": clean(_first_line(status.reason)) if status.reason else None,
         "progress": _progress(document, status.state, status.step),
         "best": _best(document.get("best")),
         "owner": _owner(document.get("lease")),

@@ -43,7 +43,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         reason = error.strerror or str(error)
         raise SpecError(f"{path}: cannot be read: {reason} (in {Path.cwd()})") from error
     try:
-        return tomllib.loads(data.decode())
+        # Editors on Windows put a byte order mark first.
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise SpecError(f"{path}, line {line}: is not UTF-8 text: {error.reason}") from error
@@ -92,7 +93,7 @@ def parse_set(text: str) -> dict[str, Any]:
     kinds: ``--set "seed=3 name=night-1 'model.units=[64, 32]' 'collection=\"2024\"'"``.
 
     Returns:
-        Values by dotted key, as `read_spec` takes them; the last of several for one key counts.
+        Values by dotted key, as `read_spec` takes them.
 
     Raises:
         SpecError: naming the word that is wrong.
@@ -101,7 +102,12 @@ def parse_set(text: str) -> dict[str, Any]:
         words = shlex.split(text)
     except ValueError as error:
         raise SpecError(f"--set {text!r}: {error}; {_EXAMPLE}") from error
-    return dict(map(_read_word, words))
+    values: dict[str, Any] = {}
+    for key, value in map(_read_word, words):
+        if key in values:
+            raise SpecError(f"--set {text!r}: {key} is given twice; give it once")
+        values[key] = value
+    return values
 
 
 def _read_word(word: str) -> tuple[str, Any]:

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 def broken_rules(spec: Spec) -> list[str]:
     """One line "place = value: problem" for each broken rule."""
-    return [*_unknown_names(spec), *_uneven_slices(spec), *_bad_nested_builders(spec)]
+    return [
+        *_unknown_names(spec),
+        *_taken_names(spec),
+        *_uneven_slices(spec),
+        *_bad_nested_builders(spec),
+    ]
 
 
 def _unknown_names(spec: Spec) -> Iterator[str]:
@@ -30,6 +35,33 @@ def _unknown_names(spec: Spec) -> Iterator[str]:
     if (best := spec.save.best) and best.validation not in spec.validation:
         text = unknown("unknown validation set", best.validation, spec.validation)
         yield f"save.best.metric = {show(best.metric)}: {text}"
+
+
+#: What is recorded beside a user's own metrics, in training and in validation.
+_IN_TRAINING = ("step", "loss", "learning_rate")
+_IN_VALIDATION = ("step", "set", "examples", "checkpoint", "seconds", "loss")
+
+
+def _taken_names(spec: Spec) -> Iterator[str]:
+    """Metrics named like something else that is recorded, and a best metric that is not."""
+    yield from _taken(dotted("train", "metrics"), spec.train.metrics or (), _IN_TRAINING)
+    for name, validation in spec.validation.items():
+        place = dotted("validation", name, "metrics")
+        yield from _taken(place, validation.metrics or (), _IN_VALIDATION)
+    if (best := spec.save.best) and best.validation in spec.validation:
+        metrics = spec.validation[best.validation].metrics
+        own = metrics if metrics is not None else ("accuracy",) if spec.loss is None else ()
+        known = [f"{best.validation}/{name}" for name in ("loss", *own)]
+        yield from _unknown("metric", "save.best.metric", best.metric, known)
+
+
+def _taken(place: str, names: Collection[str], taken: Collection[str]) -> Iterator[str]:
+    for name in names:
+        if name in taken:
+            yield (
+                f"{dotted(place, name)}: is recorded anyway under this name; choose another name "
+                f"(not allowed: {', '.join(taken)})"
+            )
 
 
 def _unknown(what: str, place: str, name: str, allowed: Collection[str]) -> Iterator[str]:

@@ -164,8 +164,8 @@ def _translated(error: Exception, shown: str) -> StoreError:
     unreachable = errors.ConnectionFailure | errors.ConfigurationError
     if isinstance(error, unreachable) or code in _NOT_REPLICATED:
         return StoreUnavailable(
-            f"{shown} cannot be reached: {reason}; start the server, or set PIPEFIT_MONGO_URI to "
-            "another one"
+            f"{shown} cannot be reached: {reason}; start the server (Pipefit's own: pipefit db "
+            "start, its log: pipefit db status), or set PIPEFIT_MONGO_URI to another one"
         )
     return StoreError(f"{shown} failed: {reason}")
 

@@ -46,6 +46,9 @@ def accepted_changes(run: Mapping[str, Any], order: RunOrder) -> list[Change]:
         f"({len(changes)} {'difference' if len(changes) == 1 else 'differences'}): choose another "
         "name, or accept a difference with --allow-change KEY"
     ]
+    for key in order.allow_change:
+        if not any(change.allowed_by([key]) for change in changes):
+            lines[0] += f"; --allow-change {key} is none of them"
     lines += [f"{c}{'' if c in refused else '  (allowed)'}" for c in changes]
     raise IdentityMismatch("\n".join(lines))
 

@@ -21,6 +21,7 @@ from pipefit.training.objective import (
     PerExample,
     accuracy,
     model_inputs,
+    named_outputs,
     per_example,
     sparse_softmax_cross_entropy,
 )
@@ -85,6 +86,12 @@ class Experiment:
         data = self.spec.data_of(name)
         default = {"accuracy": per_example(accuracy(), where)} if self.spec.loss is None else {}
         metrics = self._metrics(validation.metrics, where, default)
+        for output in validation.outputs:
+            if output not in self._outputs:
+                names = ", ".join(self._outputs)
+                raise SpecError(
+                    f"{where}.outputs: the model has no output {output!r}; it has {names}"
+                )
         return Validator(
             objective=Objective(self.model, self._loss(), metrics),
             source=self.source(data, f"{where}.data"),
@@ -124,8 +131,7 @@ class Experiment:
             example = {k: tf.constant(v) for k, v in source.take(np.zeros(1, np.int64)).items()}
             # Also checks that the inputs are named like fields, before anything is compiled.
             inputs = model_inputs(model, example)
-            if not model.built:
-                model(inputs, training=False)
+            self._outputs = tuple(named_outputs(model(inputs, training=False)))  # builds it, too
         if self.replicas.count > 1:
             _synchronise(model)
         return model

@@ -218,6 +218,7 @@ class Validator:
         self._failures = Failures()
         self._dataset = validation_batches(source, batch_size, self._failures)
         self._batch = tf.function(self._batch_values, autograph=False)
+        self._functions: dict[int, Any] = {}
         self.examples = len(source)
 
     def run(self, sink: Any = None) -> dict[str, float]:
@@ -237,13 +238,20 @@ class Validator:
         sums: dict[str, float] = {}
         with self._failures.surfacing():
             for batch in self._dataset:
-                values, outputs = self._batch(batch)
+                values, outputs = self._traced(batch)(batch)
                 for name, value in values.items():
                     total = float(np.sum(value.numpy(), dtype=np.float64))
                     sums[name] = sums.get(name, 0.0) + total
                 if sink is not None and outputs:
                     sink({name: value.numpy() for name, value in outputs.items()})
         return {name: value / self.examples for name, value in sums.items()}
+
+    def _traced(self, batch: Batch) -> Any:
+        # There are two sizes, a full batch and the last one; TensorFlow would warn of "retracing".
+        size = next(iter(batch.values())).shape[0]
+        if size not in self._functions:
+            self._functions[size] = self._batch.get_concrete_function(batch)
+        return self._functions[size]
 
     def _batch_values(self, batch: Batch) -> tuple[Batch, Batch]:
         values, outputs = self._replicas.run(self._replica, self._replicas.split(batch))

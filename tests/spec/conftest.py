@@ -52,7 +52,7 @@ data = "train"
 metrics = { accuracy = { builder = "keras.metrics:SparseCategoricalAccuracy" } }
 
 [save]
-best = { metric = "test/accuracy", mode = "max" }
+best = { metric = "test/loss", mode = "min" }
 """
 
 

@@ -195,3 +195,17 @@ def test_broken_rules_of_several_sections_are_all_listed(read):
 @pytest.mark.parametrize("key", ["load", "tune", "train.batch", "models"])
 def test_keys_of_later_versions_are_unknown(read, key):
     assert re.search("unknown key", problems(read, {key: [{"a": 1}]})[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"train.metrics.loss.builder": "a:b"}, "train.metrics.loss: is recorded anyway"),
+        ({"validation.test.metrics.step.builder": "a:b"}, "validation.test.metrics.step: is"),
+        ({"save.best.metric": "test/zz"}, 'save.best.metric = "test/zz": unknown metric'),
+        ({"collection": "system"}, "cannot name a collection"),
+    ],
+)
+def test_names_that_are_taken_or_not_there_are_refused(read, changes, problem):
+    with pytest.raises(SpecError, match=re.escape(problem)):
+        read(changes)

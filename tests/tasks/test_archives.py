@@ -84,3 +84,10 @@ def test_the_limits_of_the_experiment_file_reach_the_archive(tmp_path):
     assert not run(UntarArchive(max_bytes=2**30, max_members=1, **archive))
     assert not run(UntarArchive(max_bytes=5 * 2**20, **archive))
     assert run(UntarArchive(max_bytes=2**30, **archive))
+
+
+def test_an_address_with_a_password_is_not_shown(archive):
+    url = "https://user:s3cret@example.org/data.tar.gz"
+    for task in (CacheArchive, UntarArchive):
+        made = task(**{**archive, "url": url})
+        assert "s3cret" not in f"{made!r} {made.task_id} {made.to_str_params(only_public=True)}"
