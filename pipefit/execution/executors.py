@@ -91,10 +91,11 @@ class LocalExecutor:
     def run(self, order: Order, on_event: OnEvent, should_stop: ShouldStop) -> None:
         """See `Executor`."""
         path = log_path(order)
-        with _log(path) as log, _stop_signals() as signals:
+        with _log(path) as log, _stop_signals(_collect) as signals:
             begin = log.tell()
             with _Worker(log) as worker:
-                last = _converse(worker, order, on_event, _why_stop(signals, should_stop))
+                why_stop = _why_stop(signals, should_stop)
+                last = _converse(worker, order, on_event, why_stop, signals)
             if last is None:
                 raise WorkerFailed(_death(worker.exit_code, path, begin))
             with _signalled(signals):
@@ -112,7 +113,11 @@ class InlineExecutor:
         from pipefit.execution import worker
         from pipefit.execution.reporter import Reporter
 
-        with _stop_signals() as signals, _signalled(signals), Reporter(on_event) as reporter:
+        with (
+            _stop_signals(_collect_or_raise) as signals,
+            _signalled(signals),
+            Reporter(on_event) as reporter,
+        ):
             try:
                 worker.perform(order, reporter, _why_stop(signals, should_stop))
             except Interrupted:
@@ -198,7 +203,13 @@ class _Worker:
                 self._process.stdin.close()
 
 
-def _converse(worker: _Worker, order: Order, on_event: OnEvent, stop: ShouldStop) -> Event | None:
+def _converse(
+    worker: _Worker,
+    order: Order,
+    on_event: OnEvent,
+    stop: ShouldStop,
+    signals: Sequence[str],
+) -> Event | None:
     """Give the order, hand on events until the outcome; None if the worker ends without one."""
     worker.tell(order.to_json())
     asked = False
@@ -207,6 +218,7 @@ def _converse(worker: _Worker, order: Order, on_event: OnEvent, stop: ShouldStop
             return event
         if event is not None:
             on_event(event)
+        _heed_repeated(signals)
         reason = None if asked else stop()
         if reason:
             asked = True
@@ -232,18 +244,15 @@ def _orphaned() -> bool:
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[list[str]]:
-    """Collect the names of SIGTERM and SIGINT that arrive; the second of a kind is raised."""
+def _stop_signals(take: Callable[[list[str], str], None]) -> Iterator[list[str]]:
+    """Collect the names of SIGTERM and SIGINT that arrive."""
     received: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
 
     def handle(number: int, frame: object) -> None:
-        name = signal.Signals(number).name
-        if name in received:
-            raise Signalled(f"{name} again: ended at once, the last checkpoint stays")
-        received.append(name)
+        take(received, signal.Signals(number).name)
 
     previous = {n: signal.signal(n, handle) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -251,6 +260,24 @@ def _stop_signals() -> Iterator[list[str]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _collect(received: list[str], name: str) -> None:
+    # What a handler raises is lost when it interrupts the writing of a log line.
+    received.append(name)
+
+
+def _collect_or_raise(received: list[str], name: str) -> None:
+    # Nobody looks at what was received while this process trains.
+    received.append(name)
+    _heed_repeated(received)
+
+
+def _heed_repeated(signals: Sequence[str]) -> None:
+    """The second signal of a kind ends all at once."""
+    for name in set(signals):
+        if signals.count(name) > 1:
+            raise Signalled(f"{name} again: ended at once, the last checkpoint stays")
 
 
 @contextlib.contextmanager
