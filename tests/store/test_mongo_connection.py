@@ -86,7 +86,7 @@ def test_a_server_that_is_not_there_is_named(database_uri):
         message = str(error.value)
         assert message.startswith(
             f"mongodb://127.0.0.1:{port}/mine cannot be reached: 127.0.0.1:{port}: [Errno 111] "
-            "Connection refused; start the server, or set PIPEFIT_MONGO_URI"
+            "Connection refused; start the server (Pipefit's own: pipefit db start"
         )
         assert len(message) < 250
 
