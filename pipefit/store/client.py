@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from pipefit import settings
 from pipefit.errors import StoreAccessDenied, StoreError, StoreUnavailable
 
 Document = dict[str, Any]
@@ -48,6 +50,9 @@ DURABLE = WriteConcern("majority", j=True, wtimeout=60_000)
 
 #: The same without waiting for the disk; for bytes that only a later durable write makes visible.
 REPLICATED = WriteConcern("majority", j=False, wtimeout=60_000)
+
+#: Bytes free below which a disk is called full: mongod wants more for its journal.
+_FULL = 64 * 2**20
 
 _DEFAULTS = {
     "appName": "pipefit",
@@ -163,11 +168,20 @@ def _translated(error: Exception, shown: str) -> StoreError:
     # Of a URI that has been read already only the name service can still be a configuration error.
     unreachable = errors.ConnectionFailure | errors.ConfigurationError
     if isinstance(error, unreachable) or code in _NOT_REPLICATED:
-        return StoreUnavailable(
-            f"{shown} cannot be reached: {reason}; start the server (Pipefit's own: pipefit db "
-            "start, its log: pipefit db status), or set PIPEFIT_MONGO_URI to another one"
-        )
+        return StoreUnavailable(f"{shown} cannot be reached: {reason}; {_advice()}")
     return StoreError(f"{shown} failed: {reason}")
+
+
+def _advice() -> str:
+    """What to do about a server that does not answer; a mongod whose disk is full ends itself."""
+    home = settings.home()
+    ours = settings.mongo_uri() == settings.EMBEDDED and home.is_dir()
+    if ours and shutil.disk_usage(home).free < _FULL:
+        return f"the disk of {home} is full: free some space, then type the same command again"
+    return (
+        "start the server (Pipefit's own: pipefit db start, its log: pipefit db status), or set "
+        "PIPEFIT_MONGO_URI to another one"
+    )
 
 
 def _code(error: Exception) -> int | None:
