@@ -15,8 +15,8 @@ from pipefit import archives
 from tasks.targets import ArchiveTarget, UnpackedTarget
 
 
-class CacheArchive(luigi.Task):
-    """Fetches an archive into the cache; see `pipefit.archives.fetch`."""
+class ArchiveTask(luigi.Task):
+    """A task about one archive."""
 
     # An address may hold a password, and it is the hash that says which archive this is.
     url = luigi.Parameter(
@@ -30,6 +30,10 @@ class CacheArchive(luigi.Task):
         significant=False,
         description="where a relative path is looked for after the current folder",
     )
+
+
+class CacheArchive(ArchiveTask):
+    """Fetches an archive into the cache; see `pipefit.archives.fetch`."""
 
     def output(self) -> ArchiveTarget:
         """The verified archive."""
@@ -40,21 +44,9 @@ class CacheArchive(luigi.Task):
         archives.fetch(self.url, self.sha256, Path(self.base) if self.base else None)
 
 
-class UntarArchive(luigi.Task):
+class UntarArchive(ArchiveTask):
     """Unpacks an archive of the cache; see `pipefit.archives.unpack`."""
 
-    # An address may hold a password, and it is the hash that says which archive this is.
-    url = luigi.Parameter(
-        significant=False,
-        visibility=ParameterVisibility.PRIVATE,
-        description="a path, or an address that fsspec knows",
-    )
-    sha256 = luigi.Parameter(description="of the archive, 64 hexadecimal digits")
-    base = luigi.Parameter(
-        default="",
-        significant=False,
-        description="where a relative path is looked for after the current folder",
-    )
     max_bytes = luigi.IntParameter(
         default=0,
         significant=False,
