@@ -23,26 +23,40 @@ class Replicas:
 
     Args:
         kind: "gpu" or "cpu". Which GPUs is decided before TensorFlow starts, by what the process
-            can see; here they are taken in order. CPUs are logical devices.
-        count: number of devices, at least 1.
-        threads: threads of one operation on the CPU; None: TensorFlow's default, one per core.
-            Sums depend on how they are cut up, so it is part of what makes a run exact. It has no
-            effect once TensorFlow has started.
+            can see. CPUs are logical devices, parts of one CPU.
+        count: the first so many of the process's devices. Default: 1.
+        indices: these of the process's devices instead, so that several models of one process use
+            different ones, or share them. If other models use devices of higher indices, call
+            `start` first.
+        threads: see `start`.
+        alone: no other model of this process uses several devices. On GPUs the sums are then made
+            by NCCL; several models at once would wait for each other there, so theirs are not.
 
     Raises:
-        DeviceError: if there are fewer devices, or TensorFlow was started with fewer.
+        DeviceError: if there are fewer devices, TensorFlow was started with fewer, or `indices`
+            are not distinct numbers from 0.
     """
 
-    def __init__(self, *, kind: str = "cpu", count: int = 1, threads: int | None = None):
-        if threads is not None:
-            with contextlib.suppress(RuntimeError):
-                tf.config.threading.set_intra_op_parallelism_threads(threads)
-        self.names = _logical_devices(kind, count)
-        self.count = count
+    def __init__(
+        self,
+        *,
+        kind: str = "cpu",
+        count: int | None = None,
+        indices: Sequence[int] | None = None,
+        threads: int | None = None,
+        alone: bool = True,
+    ):
+        chosen = list(range(1 if count is None else count)) if indices is None else list(indices)
+        if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
+            raise DeviceError(f"indices = {chosen}: give different numbers from 0, at least one")
+        there = start(kind, max(chosen) + 1, threads)
+        self.names = [there[index] for index in chosen]
+        self.count = len(chosen)
         self.strategy: tf.distribute.Strategy | None = None
-        if count > 1:
-            reduce = None if kind == "gpu" else tf.distribute.HierarchicalCopyAllReduce()
-            self.strategy = tf.distribute.MirroredStrategy(self.names, cross_device_ops=reduce)
+        if self.count > 1:
+            # Not HierarchicalCopyAllReduce: of 3, 5, ... devices it leaves out the last.
+            own = None if kind == "gpu" and alone else tf.distribute.ReductionToOneDevice()
+            self.strategy = tf.distribute.MirroredStrategy(self.names, cross_device_ops=own)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Variables made inside live on all devices."""
@@ -103,23 +117,39 @@ class Replicas:
         return tf.concat(self.strategy.experimental_local_results(values), axis=0)
 
 
-def _logical_devices(kind: str, count: int) -> list[str]:
+def start(kind: str, count: int, threads: int | None = None) -> list[str]:
+    """Start TensorFlow with at least this many devices in this process.
+
+    Args:
+        kind: "gpu" or "cpu".
+        count: number of devices.
+        threads: threads of one operation on the CPU; None: TensorFlow's default, one per core.
+            Sums depend on how they are cut up, so it is part of what makes a run exact. It has no
+            effect once TensorFlow has started.
+
+    Returns:
+        The names of all devices of that kind.
+
+    Raises:
+        DeviceError: if there are fewer, or TensorFlow was started before with fewer.
+    """
+    if threads is not None:
+        with contextlib.suppress(RuntimeError):
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
     if kind == "gpu":
         for gpu in tf.config.list_physical_devices("GPU"):
             # Raises once the runtime has started; then the setting is what it was.
             with contextlib.suppress(RuntimeError):
                 tf.config.experimental.set_memory_growth(gpu, True)
-        names = [device.name for device in tf.config.list_logical_devices("GPU")]
-    else:
-        if count > 1:
-            with contextlib.suppress(RuntimeError):
-                cpu = tf.config.list_physical_devices("CPU")[0]
-                configuration = tf.config.LogicalDeviceConfiguration()
-                tf.config.set_logical_device_configuration(cpu, [configuration] * count)
-        names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    elif count > 1:
+        with contextlib.suppress(RuntimeError):
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            configuration = tf.config.LogicalDeviceConfiguration()
+            tf.config.set_logical_device_configuration(cpu, [configuration] * count)
+    names = [device.name for device in tf.config.list_logical_devices(kind.upper())]
     if len(names) < count:
         raise DeviceError(
             f"devices: {count} {kind.upper()} devices wanted, TensorFlow has {len(names)} in this "
             f"process; ask for fewer, or start a fresh process"
         )
-    return names[:count]
+    return names

@@ -22,7 +22,7 @@ from pipefit.errors import DeviceError, SpecError
 from pipefit.training import Clip, Replicas
 from pipefit.training.objective import accuracy
 
-MANY = pytest.mark.parametrize("devices", [2, 4])
+MANY = pytest.mark.parametrize("devices", [2, 3, 4])
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,37 @@ class TestSplitting:
         assert slices[1][0]["y"].numpy().tolist() == [30, 40]
 
 
+class TestChosenDevices:
+    def test_models_of_one_process_take_different_or_the_same_devices(self):
+        first, second, third = (
+            Replicas(kind="cpu", indices=i, alone=False) for i in ([0, 1], [3, 2], [1])
+        )
+        assert [[name[-5:] for name in r.names] for r in (first, second, third)] == [
+            ["CPU:0", "CPU:1"],
+            ["CPU:3", "CPU:2"],
+            ["CPU:1"],
+        ]
+
+    def test_several_strategies_in_one_function(self):
+        """Each sums over its own devices."""
+        models = [Replicas(kind="cpu", indices=i, alone=False) for i in ([0, 1], [3, 2], [0, 2, 3])]
+
+        @tf.function
+        def all_at_once(batch):
+            return [
+                r.total(r.run(lambda slices: tf.reduce_sum(slices[0]["x"]), r.split(batch)))
+                for r in models
+            ]
+
+        assert [int(v) for v in all_at_once({"x": tf.range(10)})] == [45, 45, 45]
+
+
 class TestRefused:
+    @pytest.mark.parametrize("indices", [[], [-1], [1, 1]])
+    def test_indices_that_are_none(self, indices):
+        with pytest.raises(DeviceError, match="different numbers from 0"):
+            Replicas(kind="cpu", indices=indices)
+
     def test_more_devices_than_there_are(self):
         with pytest.raises(DeviceError, match="5 CPU devices wanted, TensorFlow has 4"):
             Replicas(kind="cpu", count=5)
