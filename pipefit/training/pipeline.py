@@ -18,6 +18,8 @@ import tensorflow as tf
 from pipefit.data import Arrays, Source, check_fields, examples, field_specs
 from pipefit.errors import DataError, PipefitError, TrainingError
 
+Batch = dict[str, tf.Tensor]
+
 #: Indices computed per call into Python: large enough that the call costs nothing per step.
 BLOCK_INDICES = 1 << 15
 #: Batches read at once, and kept ready, for sources that are read through Python.
@@ -60,6 +62,43 @@ class Failures:
             reason = _REASON.search(error.message)
             first = reason[1] if reason else error.message.split("\n")[0]
             raise TrainingError(f"{type(error).__name__}: {first}\n{error.message}") from error
+
+
+class Feed:
+    """Endless batches of a source, from any position on.
+
+    Args:
+        source: the examples.
+        seed: of the run.
+        batch_size: examples per batch; a batch may span epochs.
+        readers: batches read at once, for sources that are read through Python.
+        prefetch: batches kept ready.
+    """
+
+    def __init__(
+        self, source: Source, *, seed: int, batch_size: int, readers: int = 4, prefetch: int = 4
+    ):
+        field_specs(source)
+        self.batch_size = batch_size
+        self.failures = Failures()
+        self._source, self._seed = source, seed
+        self._readers, self._prefetch = readers, prefetch
+
+    def iterator(self, position: int) -> Iterator[Batch]:
+        """A fresh tf.data iterator that continues after `position` examples."""
+        dataset = training_batches(
+            self._source,
+            seed=self._seed,
+            position=position,
+            batch_size=self.batch_size,
+            failures=self.failures,
+        )
+        return iter(dataset)
+
+    def example(self) -> Batch:
+        """One example as a batch of 1, to build the model with."""
+        fields = self._source.take(np.zeros(1, np.int64))
+        return {name: tf.constant(value) for name, value in fields.items()}
 
 
 def training_batches(
