@@ -3,7 +3,7 @@
 import pytest
 
 from pipefit.errors import DeviceError
-from pipefit.execution.devices import Placement, gpus, place, restrict
+from pipefit.execution.devices import Placement, gpus, place, place_all, restrict
 
 GPUS = ["GPU-aa11", "GPU-bb22", "GPU-bc33"]
 
@@ -61,6 +61,34 @@ def test_what_cannot_be_given_is_refused(devices, available, words):
         place(devices, available)
     assert str(refused.value).startswith(f"model.devices = {devices!r}: ")
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("devices", "available", "placement", "indices"),
+    [
+        ({"a": None, "b": None}, GPUS, gpu("GPU-aa11"), {"a": [0], "b": [0]}),
+        ({"a": None, "b": None}, [], cpu(1), {"a": [0], "b": [0]}),
+        ({"a": [2], "b": [0, 2]}, GPUS, gpu("GPU-bc33", "GPU-aa11"), {"a": [0], "b": [1, 0]}),
+        ({"a": 1, "b": "GPU-bb"}, GPUS, gpu("GPU-aa11", "GPU-bb22"), {"a": [0], "b": [1]}),
+        ({"a": [0, 1], "b": [2, 3], "c": [3]}, [], cpu(4), {"a": [0, 1], "b": [2, 3], "c": [3]}),
+        ({"a": "cpu:7", "b": ["cpu:0", "cpu:7"]}, GPUS, cpu(2), {"a": [0], "b": [1, 0]}),
+        ({"a": "all", "b": 1}, GPUS, gpu(*GPUS), {"a": [0, 1, 2], "b": [0]}),
+        ({"": 2}, [], cpu(2), {"": [0, 1]}),
+    ],
+)
+def test_models_of_one_process_share_the_devices_they_both_name(
+    devices, available, placement, indices
+):
+    assert place_all(devices, available) == (placement, indices)
+
+
+def test_what_one_of_several_models_cannot_have_is_refused_by_its_name():
+    with pytest.raises(DeviceError, match=r"^models\.b\.devices = \[5\]: GPU 5 is wanted"):
+        place_all({"a": 1, "b": [5]}, GPUS)
+    with pytest.raises(
+        DeviceError, match=r"models\.a\.devices on the GPU, models\.b\.devices on t"
+    ):
+        place_all({"a": None, "b": "cpu:0"}, GPUS)
 
 
 @pytest.mark.parametrize(
