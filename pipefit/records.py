@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 #: The step before the first: where an attempt starts that found no checkpoint.
 NOTHING = -1
 
+#: Columns of metrics that are measured, so that they differ between two equal runs.
+TIMING = frozenset(("step_seconds", "data_seconds", "examples_per_second", "memory_bytes"))
+
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _COLLECTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
