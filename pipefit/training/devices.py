@@ -104,6 +104,22 @@ class Replicas:
                 begin = end
         return slices
 
+    def call(self, function: Callable[..., Any], *values: Any) -> Any:
+        """Call a function on every device with its own part of per-device values."""
+        return function(*values) if self.strategy is None else self.strategy.run(function, values)
+
+    def first(self, values: Any) -> Any:
+        """The first device's part, of values that are the same on all."""
+        if self.strategy is None:
+            return values
+        return self.strategy.experimental_local_results(values)[0]
+
+    def firsts(self, values: Any) -> Any:
+        """The same for a structure of values, lists and dicts; None stays None."""
+        return tf.nest.map_structure(
+            lambda value: None if value is None else self.first(value), values
+        )
+
     def total(self, values: Any) -> tf.Tensor:
         """Sum of per-device tensors."""
         if self.strategy is None:

@@ -24,6 +24,8 @@ from pipefit.errors import SpecError
 
 Tensors = Mapping[str, tf.Tensor]
 PerExample = Callable[[Tensors, Tensors], tf.Tensor]
+#: Gives the outputs by name in place of calling the model: f(model, fields).
+Forward = Callable[[keras.Model, Tensors], Tensors]
 
 #: What is recorded of every step besides the metrics.
 RESERVED = frozenset({"loss", "learning_rate"})
@@ -127,10 +129,20 @@ class Objective:
         self.metrics = dict(metrics)
 
     def __call__(
-        self, fields: Tensors, *, training: bool
+        self, fields: Tensors, *, training: bool, forward: Forward | None = None
     ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """Values per example, float32 [examples], by name ("loss" first), and the outputs."""
-        outputs = named_outputs(self.model(model_inputs(self.model, fields), training=training))
+        """Values per example, float32 [examples], by name ("loss" first), and the outputs.
+
+        Args:
+            fields: a batch.
+            training: whether the model is called as in training.
+            forward: is called in place of the model.
+        """
+        if forward is None:
+            returned = self.model(model_inputs(self.model, fields), training=training)
+        else:
+            returned = forward(self.model, fields)
+        outputs = named_outputs(returned)
         values = {"loss": self.loss(fields, outputs)}
         for name, metric in self.metrics.items():
             values[name] = metric(fields, outputs)
