@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,8 +47,13 @@ class Failures:
         self._kept[mark] = error
         return mark
 
+    def surfacing(self) -> contextlib.AbstractContextManager[None]:
+        """See `surfacing_of`."""
+        return Failures.surfacing_of([self])
+
+    @staticmethod
     @contextlib.contextmanager
-    def surfacing(self) -> Iterator[None]:
+    def surfacing_of(failures: Iterable[Failures]) -> Iterator[None]:
         """Inside, what TensorFlow raises for kept exceptions is raised as these exceptions.
 
         Its other errors become `TrainingError` with the reason, which it tells last, first.
@@ -56,7 +61,8 @@ class Failures:
         try:
             yield
         except tf.errors.OpError as error:
-            kept = next((e for mark, e in self._kept.items() if mark in error.message), None)
+            known = (item for one in failures for item in one._kept.items())
+            kept = next((e for mark, e in known if mark in error.message), None)
             if kept is not None:
                 raise kept from kept.__cause__
             reason = _REASON.search(error.message)
