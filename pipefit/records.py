@@ -201,11 +201,12 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class MetricBlock:
-    """Metrics of consecutive steps.
+    """Metrics, and other values, of consecutive steps.
 
     Attributes:
         first: step of the first row.
-        columns: by metric name a float array of shape [steps]; all of one length.
+        columns: by name an array of shape [steps, ...]; all of one length. Numbers, bool and text
+            of any shape (text also as objects, all str or all bytes).
     """
 
     first: int
@@ -231,6 +232,9 @@ class Validation:
         examples: how many examples were read.
         checkpoint: id of the committed checkpoint that was read; None if it was done in training.
         seconds: wall time.
+        values: by name anything else that was computed, arrays as in `MetricBlock` but for the
+            axis of steps. Of what the store gives back only the small ones: `RunReader.values`
+            reads the others.
     """
 
     name: str
@@ -239,6 +243,25 @@ class Validation:
     examples: int
     checkpoint: str | None = None
     seconds: float = 0.0
+    values: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended before `train.steps`, on purpose.
+
+    Attributes:
+        kind: the kind of rule, for instance "early_stop".
+        rule: the rule itself, as `RunOrder.stop_rules` has it: a run that is asked for by another
+            rule has not ended.
+        step: the last step, whose checkpoint is committed.
+        reason: for people.
+    """
+
+    kind: str
+    rule: str
+    step: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -267,6 +290,7 @@ class RunStatus:
         state: INTERRUPTED as well when the stored state is RUNNING but the lease has run out.
         step: the newest committed checkpoint's step, None before the first.
         reason: why it failed or was interrupted.
+        ended: how it ended before its last step, if it did.
     """
 
     name: str
@@ -275,6 +299,7 @@ class RunStatus:
     state: RunState
     step: int | None
     reason: str | None = None
+    ended: Ended | None = None
 
 
 @dataclass(frozen=True)
@@ -291,6 +316,8 @@ class RunOrder:
         allow_change: dotted keys (or their prefixes) whose difference is accepted and written to
             the run's history.
         program: versions, command, git state: plain values.
+        stop_rules: by kind the rules, as text, that may end the run before `steps`.
+        data_digest: of the content of the training data; None while nobody has read it.
     """
 
     collection: str
@@ -301,3 +328,21 @@ class RunOrder:
     steps: int
     allow_change: Sequence[str] = ()
     program: Mapping[str, Any] = field(default_factory=dict)
+    stop_rules: Mapping[str, str] = field(default_factory=dict)
+    data_digest: str | None = None
+
+
+def final_step(status: RunStatus | None, order: RunOrder) -> int:
+    """The step whose checkpoint completes the order.
+
+    Args:
+        status: of the run of this name; None if there is none.
+        order: what is asked for.
+
+    Returns:
+        `order.steps`, or the step at which the run ended early by a rule that the order has too.
+    """
+    ended = status.ended if status else None
+    if ended and ended.step <= order.steps and order.stop_rules.get(ended.kind) == ended.rule:
+        return ended.step
+    return order.steps

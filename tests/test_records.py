@@ -10,12 +10,17 @@ from pipefit import records
 from pipefit.records import (
     NOTHING,
     Best,
+    Ended,
     LineEntry,
+    RunOrder,
+    RunState,
+    RunStatus,
     check_collection_name,
     check_run_name,
     counts,
     extend_line,
     fence_at,
+    final_step,
     intervals,
 )
 
@@ -134,3 +139,29 @@ def test_the_examples_run():
     result = doctest.testmod(records)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+EARLY = Ended("early_stop", '{"patience": 5}', 300, "no better test/accuracy for 5 validations")
+
+
+@pytest.mark.parametrize(
+    ("ended", "rules", "steps", "final"),
+    [
+        (None, {"early_stop": EARLY.rule}, 500, 500),
+        (EARLY, {"early_stop": EARLY.rule, "max_time": "60.0"}, 500, 300),
+        (EARLY, {"early_stop": EARLY.rule}, 300, 300),
+        (EARLY, {"early_stop": EARLY.rule}, 200, 200),
+        (EARLY, {"early_stop": '{"patience": 9}'}, 500, 500),
+        (EARLY, {"max_time": EARLY.rule}, 500, 500),
+        (EARLY, {}, 500, 500),
+    ],
+)
+def test_a_run_is_complete_where_a_rule_that_still_holds_has_ended_it(ended, rules, steps, final):
+    status = RunStatus("a", "digits", "1", RunState.FINISHED, 300, ended=ended)
+    order = RunOrder("digits", "a", "1", {}, "{}", steps, stop_rules=rules)
+
+    assert final_step(status, order) == final
+
+
+def test_a_run_that_is_not_there_has_all_steps_before_it():
+    assert final_step(None, RunOrder("digits", "a", "1", {}, "{}", 500)) == 500

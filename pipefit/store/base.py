@@ -9,6 +9,7 @@ from pipefit.records import (
     Attempt,
     Best,
     CheckpointInfo,
+    Ended,
     Lease,
     MetricBlock,
     Owner,
@@ -71,10 +72,29 @@ class RunWriter(Protocol):
         """Prolong the lease; `progress` (step, loss, rate, ...) is what `pipefit show` displays."""
 
     def write_metrics(self, block: MetricBlock) -> None:
-        """Store per-step metrics; the same first step again replaces."""
+        """Store values per step; the same first step again replaces.
+
+        Columns of up to 512 bytes per step lie in the records, larger ones in files. A value that
+        cannot be given back as it was raises `StoreError`, which names it.
+        """
 
     def write_validation(self, validation: Validation) -> None:
         """Store a validation made in training; the same set and step again replaces."""
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Append what happened to the run's history, with the time and the attempt.
+
+        Args:
+            event: plain values, for instance {"event": "rollback", "from": 130, "to": 100}.
+        """
+
+    def describe(self, model: Mapping[str, Any], artifacts: Mapping[str, bytes]) -> None:
+        """Store what the model and the program are; again replaces all of it.
+
+        Args:
+            model: a few plain values for the run's document, for instance {"parameters": 31000}.
+            artifacts: by name longer texts, which `RunReader.artifact` gives back.
+        """
 
     def commit(
         self,
@@ -96,8 +116,18 @@ class RunWriter(Protocol):
         `NotFound`, and nothing is removed.
         """
 
-    def end(self, state: RunState, reason: str | None, step: int | None, log_tail: str) -> None:
-        """Close the attempt, set the run's state and give the lease back; again does nothing."""
+    def end(
+        self,
+        state: RunState,
+        reason: str | None,
+        step: int | None,
+        log_tail: str,
+        ended: Ended | None = None,
+    ) -> None:
+        """Close the attempt, set the run's state and give the lease back; again does nothing.
+
+        `ended`: the run is complete before its last step, until somebody begins again.
+        """
 
 
 class RunReader(Protocol):
@@ -110,16 +140,32 @@ class RunReader(Protocol):
         """State and newest committed step."""
 
     def document(self) -> dict[str, Any]:
-        """The run's document as plain values: spec, program, progress, best, history, lease."""
+        """The run's document as plain values: spec, program, model, progress, best, history..."""
 
     def attempts(self) -> list[Attempt]:
         """All attempts, oldest first."""
 
     def metrics(self) -> pd.DataFrame:
-        """One row per step (index "step"), one column per metric; missing values are NaN."""
+        """One row per step (index "step"), one column per metric; missing values are NaN.
+
+        Small arrays are in columns of objects; columns with large ones are left out (`values`).
+        """
 
     def validations(self) -> pd.DataFrame:
-        """Columns step, set, examples, checkpoint, seconds and one per metric; by set and step."""
+        """Columns step, set, examples, checkpoint, seconds and one per metric; by set and step.
+
+        Of what else was computed (`Validation.values`), it has what is a single value.
+        """
+
+    def values(self, name: str) -> Values:
+        """One recorded value of all steps, read piece by piece.
+
+        Args:
+            name: a column of the metrics, else "SET/NAME" of a validation.
+
+        Raises:
+            NotFound: nothing of this name is recorded.
+        """
 
     def checkpoints(self) -> pd.DataFrame:
         """Columns step, id, kinds, size, sha256, created, fence; by step."""
@@ -139,6 +185,23 @@ class RunReader(Protocol):
 
     def artifact(self, name: str) -> bytes | None:
         """The newest stored artifact of this name, verified; None if there is none."""
+
+
+class Values(Protocol):
+    """A value that was recorded at steps, exactly as it was; read when it is asked for."""
+
+    name: str
+    steps: np.ndarray
+    """The steps that have it, ascending, int64 of shape [n]."""
+
+    def __len__(self) -> int:
+        """Number of steps that have it."""
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Step and array, by step; some megabytes at most are in memory at a time."""
+
+    def __getitem__(self, step: int) -> np.ndarray:
+        """The array of one step. Raises `NotFound` if that step has none."""
 
 
 class Outputs(Protocol):
@@ -223,7 +286,8 @@ class Store(Protocol):
 
         Raises:
             RunOwned: another owner holds the lease (the message says who and until when).
-            IdentityMismatch: the run of this name is another experiment; shows the difference.
+            IdentityMismatch: the run of this name is another experiment, or was trained on other
+                data; shows the difference.
         """
 
     def outputs_writer(self, collection: str, name: str, set_name: str) -> OutputsWriter:

@@ -9,7 +9,9 @@ A run's document (`<c>.runs`) has the run's name as its `_id` and stays small ho
     best, progress                  documents or null
     lease                           {fence, token, owner, since, expires} or null
     attempt                         {fence, owner, started, start, ended, state, reason, reached}
-    history                         [{time, fence, changes: [{key, old, new}]}]
+    ended                           {kind, rule, step, reason} if it ended before its last step
+    history                         [{time, fence, changes: [{key, old, new}]}] and, of `note`,
+                                    [{time, fence, number, event: {...}}]
 
 A record (`<c>.records`) has run, kind, name, step and fence, is unique by the first four, and is
 replaced, never changed. `name` is the set of a validation, the id of a checkpoint or of outputs,
@@ -40,6 +42,7 @@ from pipefit.records import (
     Attempt,
     Best,
     CheckpointInfo,
+    Ended,
     Lease,
     Owner,
     RunState,
@@ -105,6 +108,7 @@ def status_of(run: Mapping[str, Any], collection: str) -> RunStatus:
         state=state_of(run),
         step=committed["step"] if committed else None,
         reason=run["reason"],
+        ended=ended_of(run.get("ended")),
     )
 
 
@@ -134,6 +138,23 @@ def attempt_of(stored: Mapping[str, Any], lease: Lease | None) -> Attempt:
         step=stored["reached"],
         log_tail=stored.get("log_tail", ""),
     )
+
+
+def ended_of(stored: Mapping[str, Any] | None) -> Ended | None:
+    """How a run ended early as it is stored, or None."""
+    return Ended(**stored) if stored else None
+
+
+def ended_document(ended: Ended | None) -> Document | None:
+    """How a run ended early as it is to be stored."""
+    if ended is None:
+        return None
+    return {
+        "kind": str(ended.kind),
+        "rule": str(ended.rule),
+        "step": int(ended.step),
+        "reason": str(ended.reason),
+    }
 
 
 def best_of(stored: Mapping[str, Any] | None) -> Best | None:

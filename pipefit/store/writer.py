@@ -16,6 +16,7 @@ from pipefit.records import (
     NOTHING,
     Best,
     CheckpointInfo,
+    Ended,
     Line,
     LineEntry,
     MetricBlock,
@@ -119,6 +120,7 @@ class MongoRunWriter:
             "best": best,
             "state": str(RunState.RUNNING),
             "reason": None,
+            "ended": None,
             "attempt.start": start,
         }
         self._update(literals(changes))
@@ -241,7 +243,14 @@ class MongoRunWriter:
         committed = documents.checkpoints_of(run, stored)
         return [info for info in committed.values() if info.id in removed]
 
-    def end(self, state: RunState, reason: str | None, step: int | None, log_tail: str) -> None:
+    def end(
+        self,
+        state: RunState,
+        reason: str | None,
+        step: int | None,
+        log_tail: str,
+        ended: Ended | None = None,
+    ) -> None:
         """Close the attempt, set the run's state and give the lease back; again does nothing.
 
         Args:
@@ -249,6 +258,7 @@ class MongoRunWriter:
             reason: why it failed or was interrupted.
             step: the last step that was trained.
             log_tail: the end of the attempt's log, for people.
+            ended: how the run is complete before its last step.
         """
         outcome = {"state": str(state), "reason": reason}
         closed = {"ended": "$$NOW", **literals({**outcome, "reached": step})}
@@ -257,7 +267,8 @@ class MongoRunWriter:
             self._update()
             self._leases.change_attempt(self._name, self.fence, {**closed, **tail})
             in_run = {f"attempt.{key}": value for key, value in closed.items()}
-            self._leases.update(self._name, self.fence, None, {**in_run, **literals(outcome)})
+            run = {**outcome, "ended": documents.ended_document(ended)}
+            self._leases.update(self._name, self.fence, None, {**in_run, **literals(run)})
         except LeaseLost:
             run = self._run()
             if run["fence"] != self.fence or run["attempt"]["ended"] is None:
