@@ -2,7 +2,7 @@
 
 spec = read_spec("configs/digits.toml", parse_set("train.steps=2000 name=night-1"))
 check_builders(spec)
-spec.identity, spec.train_data.batch_size, spec.model.call
+spec.identity, spec.train_data.batch_size, spec.one_model.call
 """
 
 from pipefit.spec.checking import check_builders
@@ -13,12 +13,17 @@ from pipefit.spec.sections import (
     BestRule,
     Clip,
     Data,
+    EarlyStop,
     Group,
     Model,
+    NamedModel,
     Optimizer,
+    OptimizerPart,
+    Rollback,
     Save,
     Train,
     ValidationSet,
+    parse_field,
 )
 from pipefit.spec.tables import Builder
 
@@ -28,14 +33,19 @@ __all__ = [
     "Builder",
     "Clip",
     "Data",
+    "EarlyStop",
     "Group",
     "Model",
+    "NamedModel",
     "Optimizer",
+    "OptimizerPart",
+    "Rollback",
     "Save",
     "Spec",
     "Train",
     "ValidationSet",
     "check_builders",
+    "parse_field",
     "parse_set",
     "read_spec",
 ]

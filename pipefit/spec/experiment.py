@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,11 +12,24 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 
 from pipefit.errors import SpecError
 from pipefit.records import check_collection_name, check_run_name
-from pipefit.refs import Call, dotted, nested_calls, show
+from pipefit.refs import Call, nested_calls, show
+from pipefit.spec.builders import builder_tables
+from pipefit.spec.identity import canonical, digest, parts
 from pipefit.spec.problems import described, ready_made, report
 from pipefit.spec.rules import broken_rules
-from pipefit.spec.sections import Archive, Data, Model, Optimizer, Save, Train, ValidationSet
-from pipefit.spec.tables import Builder, Named, Table
+from pipefit.spec.runs import single_tables
+from pipefit.spec.sections import (
+    Archive,
+    Data,
+    Model,
+    NamedModel,
+    Optimizer,
+    OptimizerPart,
+    Save,
+    Train,
+    ValidationSet,
+)
+from pipefit.spec.tables import Builder, ImportPath, Named, Table
 from pipefit.spec.values import FrozenDict, from_json_value, plain, to_json_value
 
 
@@ -29,21 +41,29 @@ class Spec(Table):
 
         spec = read_spec("configs/digits.toml", {"train.steps": 200})
         spec.train.steps, spec.train_data.batch_size, spec.identity
+
+    It has either `model` or `models`, and either `optimizer` or `optimizers` (or neither, if every
+    one of several models has its own). Whoever trains takes the specs of `runs()`: each has one
+    `model`, with its own data, loss and optimizers in the place of the common ones.
     """
 
     name: Annotated[str, AfterValidator(check_run_name)]
     collection: Annotated[str, AfterValidator(check_collection_name)]
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    experiment: ImportPath | None = None
     archives: Named[Archive] = Field(default_factory=FrozenDict)
     data: Named[Data] = Field(default_factory=FrozenDict)
-    model: Model
+    model: Model | None = None
+    models: Named[NamedModel] = Field(default_factory=FrozenDict)
     loss: Builder | None = None
-    optimizer: Optimizer
+    optimizer: Optimizer | None = None
+    optimizers: Named[OptimizerPart] = Field(default_factory=FrozenDict)
     train: Train
     validation: Named[ValidationSet] = Field(default_factory=FrozenDict)
     save: Save = Field(default_factory=Save)
 
     _origin: Path | None = PrivateAttr(None)
+    _runs: Mapping[str, Spec] | None = PrivateAttr(None)
 
     @classmethod
     def of_tables(cls, tables: Mapping[str, Any], origin: Path | None = None) -> Spec:
@@ -78,6 +98,36 @@ class Spec(Table):
         """The file it was read from; says nothing about the experiment itself."""
         return self._origin
 
+    def runs(self) -> dict[str, Spec]:
+        """The runs of this experiment, by the name of the model: one spec with one model each.
+
+        With [model] that is the experiment itself, under the name "". With [models.NAME] the run of
+        a model is called "name/NAME", and is the same as if it were trained alone.
+        """
+        if not self.models:
+            return {"": self}
+        if self._runs is None:
+            tables = single_tables(self).items()
+            self._runs = {name: Spec.of_tables(table, self._origin) for name, table in tables}
+        return dict(self._runs)
+
+    @property
+    def one_model(self) -> Model:
+        """[model].
+
+        Raises:
+            SpecError: if there are several models.
+        """
+        if self.model is None:
+            names = ", ".join(self.models)
+            raise SpecError(f"{self.name}: has several models ({names}); take one of Spec.runs()")
+        return self.model
+
+    @property
+    def optimizer_parts(self) -> dict[str, Optimizer]:
+        """The optimizers by name; that of [optimizer] has the name ""."""
+        return dict(self.optimizers) or ({"": self.optimizer} if self.optimizer else {})
+
     @property
     def train_data(self) -> Data:
         """The data that is trained on."""
@@ -97,20 +147,21 @@ class Spec(Table):
         folders = [self._origin.parent] if self._origin else []
         return list(dict.fromkeys(str(path.absolute()) for path in [*folders, Path.cwd()]))
 
+    def stop_rules(self) -> dict[str, str]:
+        """What may end a run before `train.steps`: by key of [train] a text, equal for equal rules.
+
+        See `pipefit.records.RunOrder`.
+        """
+        train, rules = self.train, {}
+        if train.early_stop:
+            rules["early_stop"] = canonical(train.early_stop.table())
+        if train.max_time is not None:
+            rules["max_time"] = repr(train.max_time)
+        return rules
+
     def builder_tables(self) -> Iterator[tuple[str, Builder]]:
         """Every builder table with its dotted place, those inside arguments apart."""
-        for name, data in self.data.items():
-            yield dotted("data", name), data
-        yield "model", self.model
-        if self.loss:
-            yield "loss", self.loss
-        yield "optimizer", self.optimizer
-        yield from _metrics("train", self.train.metrics)
-        for name, validation in self.validation.items():
-            place = dotted("validation", name)
-            if isinstance(validation.data, Data):
-                yield dotted(place, "data"), validation.data
-            yield from _metrics(place, validation.metrics)
+        return builder_tables(self)
 
     def calls(self) -> list[tuple[str, Call]]:
         """Every call with its dotted place, also those nested in arguments of others."""
@@ -125,36 +176,24 @@ class Spec(Table):
     @property
     def identity(self) -> str:
         """Hash of `parts()`: equal for experiments that compute the same numbers."""
-        return hashlib.sha256(_canonical(self.parts()).encode()).hexdigest()
+        return digest(self.parts())
 
     def parts(self) -> dict[str, Any]:
         """What decides the numbers: by dotted key a plain value, as JSON can hold it.
 
-        Names, steps, [save], [validation], devices and where archives come from are not among
-        them. What is absent is left out, so that keys of later versions change no identity.
+        Names, steps, [save], [validation], devices, what only records or ends a run, and where
+        archives come from are not among them. What is absent is left out, so that keys of later
+        versions change no identity.
         """
-        model = self.model.table()
-        model.pop("devices", None)
-        data = self.train_data.table()
-        archive = self.archive_of(self.train_data)
-        if archive:
-            data["archive"] = archive.sha256
-        optimizer = self.optimizer.table()
-        if not self.optimizer.groups:
-            optimizer.pop("groups")
-        sections = {"model": model, "data": data, "optimizer": optimizer}
-        if self.loss:
-            sections["loss"] = self.loss.table()
-        accumulate = {"train.accumulate": self.train.accumulate}
-        return {"seed": self.seed, **_flat(sections), **accumulate}
+        return parts(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Spec):
             return NotImplemented
-        return _canonical(self.table()) == _canonical(other.table())
+        return canonical(self.table()) == canonical(other.table())
 
     def __hash__(self) -> int:
-        return hash(_canonical(self.table()))
+        return hash(canonical(self.table()))
 
     # ---- text ----
 
@@ -180,26 +219,3 @@ class Spec(Table):
     def to_toml(self) -> str:
         """An experiment file that reads back to an equal spec, defaults included."""
         return tomli_w.dumps(self.table())
-
-
-def _canonical(tables: Mapping[str, Any]) -> str:
-    """One text for equal tables: in TOML the order of keys means nothing."""
-    values = to_json_value(tables)
-    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _metrics(place: str, metrics: Mapping[str, Builder] | None) -> Iterator[tuple[str, Builder]]:
-    for name, metric in (metrics or {}).items():
-        yield dotted(place, "metrics", name), metric
-
-
-def _flat(tables: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """Values by dotted key; lists and empty tables stay values."""
-    flat: dict[str, Any] = {}
-    for key, value in tables.items():
-        here = dotted(place, key)
-        if isinstance(value, Mapping) and value:
-            flat.update(_flat(value, here))
-        else:
-            flat[here] = to_json_value(value)
-    return flat

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from pipefit.errors import SpecError
 from pipefit.refs import Call, parse
@@ -41,9 +42,21 @@ class Table(BaseModel):
         }
 
     def table(self) -> dict[str, Any]:
-        """The table as a file would have it, defaults included; a fresh copy."""
-        values = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: _as_written(value) for name, value in values.items() if value is not None}
+        """The table as a file would have it, defaults included; a fresh copy.
+
+        Defaults that say nothing are left out: what is absent, and tables without any key.
+        """
+        fields = type(self).model_fields
+        values = {name: getattr(self, name) for name in fields}
+        return {
+            name: _as_written(value)
+            for name, value in values.items()
+            if not _says_nothing(value, fields[name])
+        }
+
+
+def _says_nothing(value: Any, field: FieldInfo) -> bool:
+    return value is None or (value == {} == field.get_default(call_default_factory=True))
 
 
 def _as_written(value: Any) -> Any:
@@ -65,6 +78,10 @@ def _checked_builder(text: str) -> str:
     return text
 
 
+#: "package.module:callable".
+ImportPath = Annotated[str, AfterValidator(_checked_builder)]
+
+
 class Builder(Table):
     """A builder table: a callable by import path, and its arguments.
 
@@ -73,7 +90,7 @@ class Builder(Table):
         arguments: all keys that are not fields; tables among them with a key "builder" are calls.
     """
 
-    builder: Annotated[str, AfterValidator(_checked_builder)]
+    builder: ImportPath
     arguments: Annotated[dict[str, Any], AfterValidator(freeze)] = Field(default_factory=FrozenDict)
 
     @model_validator(mode="before")
@@ -104,7 +121,7 @@ class Builder(Table):
     def table(self) -> dict[str, Any]:
         """The table as a file would have it, defaults included; a fresh copy."""
         table = super().table()
-        arguments = table.pop("arguments")
+        arguments = table.pop("arguments", {})
         return {**table, **arguments}
 
 

@@ -47,7 +47,7 @@ def test_all_problems_are_listed_after_the_file(read, config):
     lines = str(raised.value).splitlines()
     expected = [
         f"{config}: model.unitz = [1]: unknown argument of pipefit.training.models:mlp, nearest "
-        "allowed is 'units' (allowed: builder, devices, units, outputs",
+        "allowed is 'units' (allowed: builder, devices, trainable, units, outputs",
         'model.device = "all": unknown argument of pipefit.training.models:mlp, nearest allowed '
         "is 'devices'",
         'loss.builder = "keras.losses:SparseCategoricalCrossentropi": module',
@@ -87,7 +87,7 @@ def test_a_source_gets_the_folder_of_its_archive_as_an_argument(read, config):
         check_builders(read({"data.train.builder": "my_sources:bare"}))
     assert str(raised.value) == (
         f'{config}: data.train.archive = "digits": unknown argument of my_sources:bare '
-        "(allowed: batch_size, builder, split)"
+        "(allowed: augment, batch_size, builder, fields, prefetch, readers, split)"
     )
 
 

@@ -49,8 +49,18 @@ SAME = {
     "train.steps": 9,
     "train.max_loss": 3.0,
     "train.metrics": {"a": {"builder": "x:y"}},
-    "train.deterministic": False,
-    "train.jit_compile": True,
+    "train.precision": "float32",
+    "train.targets": {"a": {"builder": "x:y"}},
+    "train.record": ["gradient_norms"],
+    "train.early_stop": {"metric": "test/loss", "mode": "min"},
+    "train.max_time": "1h",
+    "train.rollback": {},
+    "train.step_timeout": 5,
+    "data.train.fields": {"images": "float32[8,8,1]"},
+    "data.train.readers": 1,
+    "data.train.prefetch": 1,
+    "data.train.augment": [],
+    "archives.digits.unpack": False,
     "save.metrics_every": 7,
     "validation.more": {"data": "train"},
     "model.devices": [0, 1],
@@ -83,6 +93,16 @@ DIFFERENT = {
     "optimizer.clip": {"norm": 1},
     "optimizer.groups": [],
     "train.accumulate": 2,
+    "train.deterministic": False,
+    "train.jit_compile": True,
+    "train.precision": "bfloat16",
+    "train.average": 0.99,
+    "train.overfit": 1,
+    "train.loop": {"builder": "x:y"},
+    "experiment": "mine:MyExperiment",
+    "model.trainable": "^a",
+    "data.train.augment": [{"builder": "x:y"}],
+    "optimizer.weight_decay_on": "kernel",
 }
 
 
@@ -195,7 +215,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
     max_leaves=10,
 )
-ours = {"devices", "learning_rate", "clip", "groups"}
+ours = {"devices", "trainable", "learning_rate", "clip", "groups", "weight_decay_on"}
 arguments = st.dictionaries(keys.filter(lambda key: key not in ours), values, max_size=4)
 
 
