@@ -13,13 +13,14 @@ process *builds* it, by importing (`load`, `build`). Both say what is wrong in t
 from pipefit.refs.building import Call, build, is_call, located, nested_calls
 from pipefit.refs.names import dotted, nearest, qualified_name, show, unknown
 from pipefit.refs.reference import Ref, importable, load, parse
-from pipefit.refs.static import check, problems
+from pipefit.refs.static import check, class_problem, problems
 
 __all__ = [
     "Call",
     "Ref",
     "build",
     "check",
+    "class_problem",
     "dotted",
     "importable",
     "is_call",

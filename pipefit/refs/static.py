@@ -18,7 +18,7 @@ from collections.abc import Collection
 
 from pipefit.errors import SpecError
 from pipefit.refs.arguments import Accepted, Problem
-from pipefit.refs.classes import accepted_by_class, member
+from pipefit.refs.classes import accepted_by_class, member, resolution_order
 from pipefit.refs.definitions import Class, Function, Thing, attribute
 from pipefit.refs.finding import Module, find
 from pipefit.refs.functions import accepted_by_function
@@ -55,12 +55,39 @@ def problems(ref: Ref, arguments: Collection[str], keys: Collection[str] = ()) -
     return accepted.problems(str(ref), arguments, keys) if accepted else []
 
 
+def class_problem(ref: Ref, base: Ref) -> str | None:
+    """Why `ref` is certainly no class derived from `base`; None if it is, or the text tells not."""
+    try:
+        thing, wanted = _named(ref), _named(base)
+    except SpecError as error:
+        return str(error)
+    if isinstance(thing, Function):
+        return f"is a function; must be a class derived from {base}"
+    if not isinstance(thing, Class) or not isinstance(wanted, Class):
+        return None
+    above = [cls and (cls.module.name, cls.node.name) for cls in resolution_order(thing)]
+    if None in above or (wanted.module.name, wanted.node.name) in above:
+        return None
+    return f"must be a class derived from {base}"
+
+
 def accepted_by(ref: Ref) -> Accepted | None:
     """What the callable accepts; None if its text does not tell.
 
     Raises:
         SpecError: if the module or the attribute certainly does not exist or is not callable.
     """
+    match _named(ref):
+        case Module(name=name):
+            raise SpecError(f"{name!r} is a module, not a callable: write '{name}:NAME'")
+        case Function(node=node, bound=bound):
+            return accepted_by_function(node, bound=bound)
+        case Class() as thing:
+            return accepted_by_class(thing)
+    return None
+
+
+def _named(ref: Ref) -> Thing:
     thing: Thing = find(ref.module)
     for name in ref.attribute.split("."):
         if isinstance(thing, Module):
@@ -69,11 +96,4 @@ def accepted_by(ref: Ref) -> Accepted | None:
             thing = member(thing, name)
         else:
             return None
-    match thing:
-        case Module(name=name):
-            raise SpecError(f"{name!r} is a module, not a callable: write '{name}:NAME'")
-        case Function(node=node, bound=bound):
-            return accepted_by_function(node, bound=bound)
-        case Class():
-            return accepted_by_class(thing)
-    return None
+    return thing

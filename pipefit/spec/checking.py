@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pipefit.errors import SpecError
-from pipefit.refs import importable, located, nested_calls, parse, problems
+from pipefit.refs import (
+    Ref,
+    class_problem,
+    importable,
+    located,
+    nested_calls,
+    parse,
+    problems,
+    show,
+)
 from pipefit.spec.experiment import Spec
 from pipefit.spec.problems import report
 from pipefit.spec.sections import Data
 from pipefit.spec.tables import Builder
 
+_EXPERIMENT = Ref("pipefit.training", "Experiment")
+
 
 def check_builders(spec: Spec) -> None:
     """Check that all builders exist and accept their arguments, without importing them.
+
+    The class that `experiment` names must be derived from `pipefit.training.Experiment`.
 
     What their source does not tell is left to the worker process, see `pipefit.refs.check`.
 
@@ -19,9 +34,18 @@ def check_builders(spec: Spec) -> None:
         SpecError: listing all problems.
     """
     with importable(spec.import_paths()):
-        lines = [line for place, table in spec.builder_tables() for line in _problems(place, table)]
+        lines = list(_problems_of_class(spec))
+        for place, table in spec.builder_tables():
+            lines += _problems(place, table)
     if lines:
         raise SpecError(report(lines, spec.origin))
+
+
+def _problems_of_class(spec: Spec) -> Iterator[str]:
+    if spec.experiment is None:
+        return
+    if problem := class_problem(parse(spec.experiment), _EXPERIMENT):
+        yield f"experiment = {show(spec.experiment)}: {problem}"
 
 
 def _problems(place: str, table: Builder) -> list[str]:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipefit.errors import SpecError
-from pipefit.refs import check, parse, problems
+from pipefit.refs import check, class_problem, parse, problems
 
 EXPLODE = "raise RuntimeError('this module was imported')\n"
 
@@ -334,3 +334,29 @@ def test_keras_is_checked_without_being_imported(run_python):
     assert "has no 'Adamw', nearest is 'AdamW'" in lines[4]
     assert "there is no module 'optimisers' in 'keras'" in lines[5]
     assert len(lines) == 6
+
+
+def test_a_class_must_be_derived_from_another(modules):
+    modules({
+        "base.py": EXPLODE + "class Base: ...",
+        "lab.py": """
+            from base import Base as B
+            from elsewhere import *
+
+            class Near(B): ...
+            class Far(Near): ...
+            class Other: ...
+            class Unknown(whatever): ...
+            def function(): ...
+            made = function()
+        """,
+        "elsewhere.py": "",
+    })  # fmt: skip
+    base = parse("base:Base")
+    assert class_problem(parse("lab:Near"), base) is None
+    assert class_problem(parse("lab:Far"), base) is None
+    assert class_problem(parse("lab:Unknown"), base) is None
+    assert class_problem(parse("lab:made"), base) is None
+    assert class_problem(parse("lab:Other"), base) == "must be a class derived from base:Base"
+    assert "is a function; must be a class" in class_problem(parse("lab:function"), base)
+    assert "there is no module 'labb'" in class_problem(parse("labb:Near"), base)
