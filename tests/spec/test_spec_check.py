@@ -14,6 +14,12 @@ def test_the_calls_of_all_tables_are_listed_with_their_places(read):
     spec = read({
         "loss.builder": "a:loss",
         "train.metrics": {"m": {"builder": "a:m"}},
+        "train.targets": {"t": {"builder": "a:t"}},
+        "train.loop": {"builder": "a:loop"},
+        "validation.test.data.augment": [{"builder": "a:flip"}, {"builder": "a:crop"}],
+        "validation.again.targets.t.builder": "a:t",
+        "validation.again.loop.builder": "a:loop",
+        "optimizer.groups": [{"match": "x", "learning_rate": {"builder": "a:schedule"}}],
         "model.layers": [{"builder": "a:layer", "init": {"builder": "a:init"}}],
     })  # fmt: skip
     assert [(place, call.builder) for place, call in spec.calls()] == [
@@ -24,9 +30,16 @@ def test_the_calls_of_all_tables_are_listed_with_their_places(read):
         ("loss", "a:loss"),
         ("optimizer", "keras.optimizers:SGD"),
         ("optimizer.learning_rate", "keras.optimizers.schedules:ExponentialDecay"),
+        ("optimizer.groups[0].learning_rate", "a:schedule"),
         ("train.metrics.m", "a:m"),
+        ("train.targets.t", "a:t"),
+        ("train.loop", "a:loop"),
         ("validation.test.data", "pipefit.data:digits"),
+        ("validation.test.data.augment[0]", "a:flip"),
+        ("validation.test.data.augment[1]", "a:crop"),
         ("validation.again.metrics.accuracy", "keras.metrics:SparseCategoricalAccuracy"),
+        ("validation.again.targets.t", "a:t"),
+        ("validation.again.loop", "a:loop"),
     ]
 
 
@@ -74,6 +87,24 @@ def test_the_users_modules_beside_the_file_are_found_without_running_them(read, 
         check_builders(read({"model.builder": "my_lab:net", "model.unitz": 3}))
     assert sys.path == path
     assert "my_lab" not in sys.modules
+
+
+def test_the_class_of_an_experiment_is_looked_at_without_running_it(read, config):
+    (config.parent / "my_class.py").write_text(
+        "from pipefit.training import Experiment\n"
+        "raise RuntimeError('ran')\n"
+        "class Mine(Experiment): ...\n"
+        "class Other: ...\n"
+    )
+    check_builders(read({"experiment": "my_class:Mine"}))
+    with pytest.raises(SpecError) as raised:
+        check_builders(read({"experiment": "my_class:Other"}))
+    assert str(raised.value) == (
+        f'{config}: experiment = "my_class:Other": must be a class derived from '
+        "pipefit.training:Experiment"
+    )
+    with pytest.raises(SpecError, match=r"my_class\.py\) has no 'Mein', nearest is 'Mine'"):
+        check_builders(read({"experiment": "my_class:Mein"}))
 
 
 def test_a_source_gets_the_folder_of_its_archive_as_an_argument(read, config):

@@ -40,6 +40,10 @@ def test_the_first_problem_is_on_the_first_line_and_the_others_follow(read, conf
         ("optimizer.clip.globalnorm", "global_norm"),
         ("archives.digits.sha", "sha256"),
         ("validation.test.output", "outputs"),
+        ("train.max_tim", "max_time"),
+        ("train.early_stop.patients", "patience"),
+        ("train.rollback.time", "times"),
+        ("validation.test.average", "averaged"),
     ],
 )
 def test_unknown_keys_name_the_nearest(read, key, near):
@@ -95,6 +99,45 @@ FIELDS = [
     ("optimizer.groups", [{"match": "(", "scale": 1}], "must be a regular expression: missing )"),
     ("optimizer.groups", [{"match": "x", "scale": -1}], "must be 0 or more"),
     ("optimizer.groups", [{"match": "x"}], "must have exactly one of scale, learning_rate"),
+    ("optimizer.groups", [{"match": "x", "scale": 1, "learning_rate": 1}], "must have exactly one"),
+    ("optimizer.groups", [{"match": "x", "scale": 1}] * 2, 'match = "x" is there twice, but only'),
+    ("optimizer.weight_decay_on", "(", "must be a regular expression: missing )"),
+    ("model.trainable", "[", "must be a regular expression: unterminated character set"),
+    ("experiment", "mine.MyExperiment", "is 'mine:MyExperiment' meant?"),
+    ("archives.digits.unpack", "no", "must be true or false"),
+    (
+        "archives.digits",
+        {"url": "x", "sha256": "0" * 64, "unpack": False, "max_bytes": 1},
+        "max_bytes and max_members limit unpacking, but unpack = false; leave them out",
+    ),
+    ("data.train.fields", {"x": "float32[8,a]"}, 'must be dtype[shape], such as "float32[8,8,1]"'),
+    ("data.train.fields", {"x": "float33[8]"}, "unknown dtype, nearest allowed is 'float32'"),
+    ("data.train.fields", {"x": [8]}, "must be text, in quotes"),
+    ("data.train.augment", {"builder": "a:b"}, "must be a list"),
+    ("data.train.augment", [{"bulder": "a:b"}], "data.train.augment[0].builder: is required"),
+    ("data.train.readers", 0, "must be 1 or more"),
+    ("data.train.prefetch", 0, "must be 1 or more"),
+    ("train.precision", "float64", "must be 'float32', 'bfloat16' or 'float16'"),
+    ("train.average", 1.0, "must be less than 1"),
+    ("train.average", 0, "must be greater than 0"),
+    ("train.overfit", 0, "must be 1 or more"),
+    ("train.targets", {"a b": {"builder": "x:y"}}, "letters, digits, _ and -"),
+    ("train.loop", "x:y", "must be a table"),
+    ("train.record", ["gradients"], "must be 'gradient_norms' or 'update_norms'"),
+    ("train.record", ["update_norms"] * 2, "must have each word once"),
+    ("train.early_stop", {"metric": "test/loss"}, "train.early_stop.mode: is required"),
+    ("train.early_stop", {"metric": "test/loss", "mode": "min", "patience": 0}, "1 or more"),
+    ("train.early_stop", {"metric": "test/loss", "mode": "min", "min_delta": -1}, "0 or more"),
+    ("train.max_time", "8 hours", 'must be seconds (greater than 0), or a text such as "8h", "1h'),
+    ("train.max_time", "", "must be seconds"),
+    ("train.max_time", "0s", "must be seconds (greater than 0)"),
+    ("train.max_time", "1s1h", "must be seconds"),
+    ("train.max_time", float("inf"), "must be seconds (greater than 0)"),
+    ("train.max_time", True, "must be seconds"),
+    ("train.rollback", {"times": 0}, "must be 1 or more"),
+    ("train.rollback", {"scale": 2}, "must be 1 or less"),
+    ("train.step_timeout", 0, "must be greater than 0"),
+    ("validation.test.averaged", 1, "must be true or false"),
     ("train.steps", 0, "must be 1 or more"),
     ("train.max_loss", 0.0, "must be greater than 0"),
     ("train.max_loss", float("inf"), "must be a finite number"),
@@ -158,12 +201,19 @@ def test_devices_that_are_refused(read, devices):
         ("validation.again.data", "tran", "unknown data table, nearest allowed is 'train'"),
         ("validation.test.data.archive", "x", "unknown archive (allowed: digits)"),
         ("save.best.metric", "tets/loss", "unknown validation set, nearest allowed is 'test'"),
+        (
+            "train.early_stop.metric",
+            "tst/loss",
+            "unknown validation set, nearest allowed is 'test'",
+        ),
+        ("train.early_stop.metric", "test/los", "unknown metric, nearest allowed is 'test/loss'"),
         ("save.best.metric", "accuracy", "must be written SET/METRIC"),
         ("save.best.metric", "test/", "must be written SET/METRIC"),
     ],
 )
 def test_names_must_be_those_of_tables(read, key, value, text):
-    [line] = problems(read, {key: value})
+    overrides = {"train.early_stop.mode": "min"} if key.startswith("train.early_stop") else {}
+    [line] = problems(read, {**overrides, key: value})
     assert line.startswith(f'{key} = "{value}": ')
     assert text in line
 
@@ -203,10 +253,20 @@ def test_keys_of_later_versions_are_unknown(read, key):
     [
         ({"train.metrics.loss.builder": "a:b"}, "train.metrics.loss: is recorded anyway"),
         ({"validation.test.metrics.step.builder": "a:b"}, "validation.test.metrics.step: is"),
+        ({"train.metrics.step_seconds.builder": "a:b"}, "train.metrics.step_seconds: is recorded"),
+        ({"train.targets.gradient_norm.builder": "a:b"}, "targets.gradient_norm: is recorded"),
+        ({"train.targets.learning_rate.builder": "a:b"}, "targets.learning_rate: is recorded"),
+        ({"validation.test.targets.seconds.builder": "a:b"}, "validation.test.targets.seconds: is"),
+        ({"validation.again.targets.accuracy.builder": "a:b"},
+         "validation.again.targets.accuracy: is a metric as well; choose another name"),
+        ({"validation.test.averaged": True},
+         "validation.test.averaged = true: needs train.average, such as 0.999"),
+        ({"train.early_stop": {"metric": "test/loss", "mode": "min"}, "save.validate_every": 0},
+         "save.validate_every = 0: train.early_stop needs validations; set it to 1 or more"),
         ({"save.best.metric": "test/zz"}, 'save.best.metric = "test/zz": unknown metric'),
         ({"collection": "system"}, "cannot name a collection"),
     ],
-)
+)  # fmt: skip
 def test_names_that_are_taken_or_not_there_are_refused(read, changes, problem):
     with pytest.raises(SpecError, match=re.escape(problem)):
         read(changes)

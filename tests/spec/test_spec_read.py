@@ -10,7 +10,7 @@ import pytest
 
 from pipefit.errors import SpecError
 from pipefit.refs import Call
-from pipefit.spec import Builder, Clip, Data, Group, Spec, parse_set, read_spec
+from pipefit.spec import Builder, Clip, Data, Group, Spec, parse_field, parse_set, read_spec
 
 
 def test_a_file_becomes_a_spec_with_defaults(read, config):
@@ -218,3 +218,42 @@ def test_a_byte_order_mark_is_no_part_of_the_file(read, config):
     before = read()
     config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
     assert read_spec(config) == before
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [(90, 90.0), (0.5, 0.5), ("45s", 45.0), ("8h", 28800.0), ("1h30m", 5400.0), ("1.5h", 5400.0),
+     ("90m", 5400.0), ("1h0m1s", 3601.0)],
+)  # fmt: skip
+def test_times_are_seconds_or_written_with_units(read, written, seconds):
+    max_time = read({"train.max_time": written}).train.max_time
+    assert max_time == seconds
+    assert isinstance(max_time, float)
+
+
+def test_declared_fields_are_read(read):
+    fields = {"images": "float32[8, 8,1]", "labels": "int64[]", "image/text": "str", "b": "bytes"}
+    declared = read({"data.train.fields": fields}).train_data.fields
+    assert {name: parse_field(text) for name, text in declared.items()} == {
+        "images": ("float32", (8, 8, 1)),
+        "labels": ("int64", ()),
+        "image/text": ("str", ()),
+        "b": ("bytes", ()),
+    }
+    assert "fields" not in read({"data.train.fields": fields}).train_data.call.arguments
+
+
+def test_the_keys_of_training_have_defaults(read):
+    train = read().train
+    assert (train.precision, train.average, train.overfit, train.loop) == (
+        "float32",
+        None,
+        None,
+        None,
+    )
+    assert (train.targets, train.record, train.early_stop, train.rollback) == ({}, (), None, None)
+    assert (train.max_time, train.step_timeout) == (None, 1800.0)
+    rollback = read({"train.rollback": {}}).train.rollback
+    assert (rollback.times, rollback.scale) == (3, 0.5)
+    stop = read({"train.early_stop": {"metric": "test/loss", "mode": "min"}}).train.early_stop
+    assert (stop.validation, stop.patience, stop.min_delta) == ("test", 5, 0.0)
