@@ -43,7 +43,7 @@ class Inventory:
     """The members of one archive, checked as they are added.
 
     Attributes:
-        digest: sha256 of the archive.
+        digest: sha256 of the archive, or its path where it is read in place; for messages.
         files: size in bytes of every file by its path, "/" between folders.
     """
 
@@ -62,12 +62,15 @@ class Inventory:
         """Bytes of all files together."""
         return self._total
 
-    def add_file(self, name: str, size: int) -> None:
+    def add_file(self, name: str, size: int) -> str:
         """Check one file.
 
         Args:
             name: as it stands in the archive.
             size: bytes unpacked.
+
+        Returns:
+            Its path, as in `files`.
 
         Raises:
             ArchiveError: the name or size is refused.
@@ -80,6 +83,7 @@ class Inventory:
         self.files[path] = size
         self._total += size
         self.check_bytes(self._total)
+        return path
 
     def add_folder(self, name: str) -> None:
         """Check one folder; the same one may stand in the archive several times.
@@ -107,11 +111,11 @@ class Inventory:
             self._exceeded(found, "ratio", limits.ratio, "max_bytes")
 
     def refuse(self, name: str, problem: str) -> NoReturn:
-        """Raise the error for a member that must not be unpacked."""
+        """Raise the error for a member that must not be taken out."""
         shown = name if len(name) <= 200 else name[:200] + "..."
         raise ArchiveError(
             f"archive {self.digest}: the member {shown!r} {problem}; only plain files and folders "
-            "with relative names are unpacked: pack the archive again without it"
+            "with relative names are taken out: pack the archive again without it"
         )
 
     def _exceeded(self, found: str, limit: str, value: float, key: str) -> NoReturn:

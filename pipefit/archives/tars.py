@@ -34,6 +34,13 @@ _DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Any]] = {
     b"BZh": bz2.open,
     b"\xfd7zXZ\x00": lzma.open,
 }
+# Compressed too, but not unpacked here: zstd, compress.
+_UNKNOWN = (b"\x28\xb5\x2f\xfd", b"\x1f\x9d")
+
+
+def is_compressed(file: IO[bytes]) -> bool:
+    """Whether a file is one of those that must be read from the start to reach anything in it."""
+    return any(_starts(file, magic) for magic in (*_DECOMPRESSORS, *_UNKNOWN))
 
 
 def scan(file: IO[bytes], inventory: Inventory) -> None:
@@ -48,17 +55,27 @@ def scan(file: IO[bytes], inventory: Inventory) -> None:
         Exception: whatever tarfile and the decompressors raise on damaged archives.
     """
     stream = _Stream(file, inventory.check_bytes, _HEADERS)
-    end = 0
-    for member in _members(_open(stream), stream):
-        if member.offset < end:
-            raise tarfile.ReadError(f"member {member.name!r} lies inside the one before")
-        _add(member, inventory)
-        end = member.offset_data + (member.size if member.isreg() else 0)
-    # Without these zeros the archive was cut between two members, or a header is damaged: tarfile
-    # takes both for the end.
-    if stream.last != _ZEROS or stream.tell() < end:
-        raise tarfile.ReadError("the end of the archive is missing")
+    for _ in _checked(stream, inventory):
+        pass
     stream.drain()
+
+
+def index(file: IO[bytes], inventory: Inventory) -> dict[str, tuple[int, int]]:
+    """Where the files of an archive that is not compressed lie, found by reading its headers.
+
+    Args:
+        file: the archive, seekable.
+        inventory: refuses what must not be read.
+
+    Returns:
+        Offset and size in bytes of every file by its path.
+
+    Raises:
+        ArchiveError: a member is refused.
+        Exception: whatever tarfile raises on damaged archives.
+    """
+    stream = _Stream(file, lambda _: None, _HEADERS)
+    return {path: (member.offset_data, member.size) for path, member in _checked(stream, inventory)}
 
 
 def extract(file: IO[bytes], folder: Path) -> None:
@@ -77,7 +94,7 @@ def extract(file: IO[bytes], folder: Path) -> None:
 
 
 class _Stream:
-    """The decompressed bytes of `file`, read forwards only.
+    """The decompressed bytes of `file`, read forwards only; a plain tar's files are skipped unread.
 
     Args:
         file: the archive, seekable.
@@ -89,11 +106,9 @@ class _Stream:
     """
 
     def __init__(self, file: IO[bytes], check: Callable[[int], None], allowed: int) -> None:
-        file.seek(0)
-        start = file.read(8)
-        file.seek(0)
-        openers = [opener for magic, opener in _DECOMPRESSORS.items() if start.startswith(magic)]
+        openers = [_DECOMPRESSORS[magic] for magic in _DECOMPRESSORS if _starts(file, magic)]
         self._source = openers[0](file) if openers else file
+        self._plain = not openers
         self._position = 0
         self._check = check
         self._allowed = allowed
@@ -111,26 +126,37 @@ class _Stream:
         if self._left < 0:
             raise tarfile.ReadError(f"a member has more than {self._allowed} bytes of headers")
         self.last = self._source.read(size)
-        self._advance(self.last)
+        self._advance(len(self.last))
         return self.last
 
     def seek(self, position: int) -> None:
         if position < self._position:
             raise tarfile.ReadError("a header points backwards")
+        if self._plain:
+            self._source.seek(position)
+            self._advance(position - self._position)
+            return
         while self._position < position:
             data = self._source.read(min(_CHUNK, position - self._position))
             if not data:
                 raise tarfile.ReadError("unexpected end of data")
-            self._advance(data)
+            self._advance(len(data))
 
     def drain(self) -> None:
         """Read to the end, where the decompressor compares its checksum."""
         while data := self._source.read(_CHUNK):
-            self._advance(data)
+            self._advance(len(data))
 
-    def _advance(self, data: bytes) -> None:
-        self._position += len(data)
+    def _advance(self, count: int) -> None:
+        self._position += count
         self._check(self._position)
+
+
+def _starts(file: IO[bytes], magic: bytes) -> bool:
+    file.seek(0)
+    start = file.read(len(magic))
+    file.seek(0)
+    return start == magic
 
 
 def _open(stream: _Stream) -> tarfile.TarFile:
@@ -144,14 +170,31 @@ def _members(tar: tarfile.TarFile, stream: _Stream) -> Iterator[tarfile.TarInfo]
         yield member
 
 
-def _add(member: tarfile.TarInfo, inventory: Inventory) -> None:
+def _checked(stream: _Stream, inventory: Inventory) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    """Add every member to the inventory; the files with their paths."""
+    end = 0
+    for member in _members(_open(stream), stream):
+        if member.offset < end:
+            raise tarfile.ReadError(f"member {member.name!r} lies inside the one before")
+        path = _add(member, inventory)
+        end = member.offset_data + (member.size if member.isreg() else 0)
+        if path is not None:
+            yield path, member
+    # Without these zeros the archive was cut between two members, or a header is damaged: tarfile
+    # takes both for the end.
+    if stream.last != _ZEROS or stream.tell() < end:
+        raise tarfile.ReadError("the end of the archive is missing")
+
+
+def _add(member: tarfile.TarInfo, inventory: Inventory) -> str | None:
+    """Add a member to the inventory; the path of a file, None for a folder."""
     # A sparse file claims any size for a few bytes, and its map is read into memory.
     if member.issparse() or any(key.startswith("GNU.sparse") for key in member.pax_headers):
         inventory.refuse(member.name, "is a sparse file")
     if member.isdir():
         inventory.add_folder(member.name)
-    elif member.isreg():
-        inventory.add_file(member.name, member.size)
-    else:
-        kind = _KINDS.get(member.type, f"of the unknown type {member.type!r}")
-        inventory.refuse(member.name, f"is {kind}")
+        return None
+    if member.isreg():
+        return inventory.add_file(member.name, member.size)
+    kind = _KINDS.get(member.type, f"of the unknown type {member.type!r}")
+    inventory.refuse(member.name, f"is {kind}")

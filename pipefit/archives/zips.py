@@ -15,6 +15,9 @@ MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 # The others expand what they are given at once, without a bound.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
+# A member that expands more is refused where members are read into memory; not asked under 1 MiB.
+_RATIO = 200
+_SMALL = 2**20
 
 
 def scan(file: IO[bytes], inventory: Inventory) -> None:
@@ -43,7 +46,30 @@ def extract(file: IO[bytes], folder: Path) -> None:
             archive.extract(info, folder)
 
 
-def _add(info: zipfile.ZipInfo, inventory: Inventory) -> None:
+def index(archive: zipfile.ZipFile, inventory: Inventory) -> dict[str, zipfile.ZipInfo]:
+    """The files of an archive by their paths.
+
+    Raises:
+        ArchiveError: a member is refused.
+    """
+    found = {}
+    for info in archive.infolist():
+        path = _add(info, inventory)
+        if path is None:
+            continue
+        # Each is read into memory at once.
+        if info.file_size > max(_SMALL, _RATIO * info.compress_size):
+            inventory.refuse(
+                info.filename,
+                f"expands to {info.file_size} bytes, more than {_RATIO} times what is stored (or "
+                "store it uncompressed: zip -0)",
+            )
+        found[path] = info
+    return found
+
+
+def _add(info: zipfile.ZipInfo, inventory: Inventory) -> str | None:
+    """Add a member to the inventory; the path of a file, None for a folder."""
     name = info.filename  # what zipfile goes by: without what follows a zero byte
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
@@ -58,5 +84,5 @@ def _add(info: zipfile.ZipInfo, inventory: Inventory) -> None:
         )
     if info.is_dir():
         inventory.add_folder(name)
-    else:
-        inventory.add_file(name, info.file_size)
+        return None
+    return inventory.add_file(name, info.file_size)
