@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pipefit import errors
-from pipefit.spec import Spec, read_spec
+from pipefit.spec import Model, NamedModel, Optimizer, OptimizerPart, Spec, read_spec
 from pipefit.spec.tables import Table
 from tests.test_house import MAY_IMPORT
 
@@ -30,14 +30,19 @@ def table_rows(page: str, header: str) -> list[list[str]]:
     return rows
 
 
+#: Tables with all keys of another one, whose own keys alone are documented.
+AS_ANOTHER = {NamedModel: Model, OptimizerPart: Optimizer}
+
+
 def keys_of(table: type[Table], place: str = "") -> Iterator[tuple[str, str]]:
     """Every key of an experiment file with its default as TOML writes it."""
+    elsewhere = AS_ANOTHER[table].model_fields if table in AS_ANOTHER else {}
     for name, field in table.model_fields.items():
-        if name == "arguments":
+        if name == "arguments" or name in elsewhere:
             continue
         here = f"{place}.{name}".lstrip(".")
         inner = kinds_in(field.annotation)
-        if len(inner) == 1 and issubclass(inner[0], Table):
+        if len(inner) == 1 and issubclass(inner[0], Table) and not elsewhere:
             here += {dict: ".NAME", tuple: "[]"}.get(container(field.annotation), "")
             yield from keys_of(inner[0], here)
         elif field.is_required():
@@ -102,21 +107,15 @@ builder = "m:data"
 batch_size = 8
 archive = "a"
 
-[model]
-builder = "m:model"
-
 [loss]
 builder = "m:loss"
-
-[optimizer]
-builder = "m:optimizer"
-learning_rate = 0.1
-clip = { norm = 1.0 }
-groups = [{ match = "a", scale = 1.0 }]
 
 [train]
 data = "d"
 steps = 10
+average = 0.999
+early_stop = { metric = "v/loss", mode = "min" }
+rollback = {}
 
 [validation.v]
 data = "d"
@@ -126,20 +125,51 @@ metrics.other = { builder = "m:metric" }
 best = { metric = "v/loss", mode = "min" }
 """.replace("A_HASH", "0" * 64).replace("B_HASH", "1" * 64)
 
-#: For every documented key: what to override in FULL, and the other value.
+ONE = """
+[model]
+builder = "m:model"
+
+[optimizer]
+builder = "m:optimizer"
+learning_rate = 0.1
+clip = { norm = 1.0 }
+groups = [{ match = "a", scale = 1.0 }]
+"""
+
+SEVERAL = """
+[models.m]
+builder = "m:model"
+
+[optimizers.o]
+builder = "m:optimizer"
+match = "."
+"""
+
+#: For every documented key: what to override, and the other value.
 CHANGES: dict[str, tuple[str, object]] = {
     "name": ("name", "other"),
     "collection": ("collection", "other"),
     "seed": ("seed", 1),
+    "experiment": ("experiment", "m:Experiment"),
     "archives.NAME.url": ("archives.a.url", "c.tar"),
     "archives.NAME.sha256": ("archives.a.sha256", "2" * 64),
+    "archives.NAME.unpack": ("archives.a.unpack", False),
     "archives.NAME.max_bytes": ("archives.a.max_bytes", 10),
     "archives.NAME.max_members": ("archives.a.max_members", 10),
     "data.NAME.builder": ("data.d.builder", "m:other"),
     "data.NAME.batch_size": ("data.d.batch_size", 16),
     "data.NAME.archive": ("data.d.archive", "b"),
+    "data.NAME.fields": ("data.d.fields", {"x": "int64[]"}),
+    "data.NAME.augment[].builder": ("data.d.augment", [{"builder": "m:augment"}]),
+    "data.NAME.readers": ("data.d.readers", 1),
+    "data.NAME.prefetch": ("data.d.prefetch", 1),
     "model.builder": ("model.builder", "m:other"),
     "model.devices": ("model.devices", 2),
+    "model.trainable": ("model.trainable", "a"),
+    "models.NAME.data": ("models.m.data", "same"),
+    "models.NAME.loss": ("models.m.loss", {"builder": "m:other"}),
+    "models.NAME.optimizer": ("models.m.optimizer", {"builder": "m:other"}),
+    "models.NAME.optimizers": ("models.m.optimizers.p", {"builder": "m:other", "match": "."}),
     "loss.builder": ("loss.builder", "m:other"),
     "optimizer.builder": ("optimizer.builder", "m:other"),
     "optimizer.learning_rate": ("optimizer.learning_rate", 0.2),
@@ -148,6 +178,12 @@ CHANGES: dict[str, tuple[str, object]] = {
     "optimizer.clip.global_norm": ("optimizer.clip", {"global_norm": 1.0}),
     "optimizer.groups[].match": ("optimizer.groups", [{"match": "b", "scale": 1.0}]),
     "optimizer.groups[].scale": ("optimizer.groups", [{"match": "a", "scale": 2.0}]),
+    "optimizer.groups[].learning_rate": (
+        "optimizer.groups",
+        [{"match": "a", "learning_rate": 1.0}],
+    ),
+    "optimizer.weight_decay_on": ("optimizer.weight_decay_on", "a"),
+    "optimizers.NAME.match": ("optimizers.o.match", "a"),
     "train.data": ("train.data", "same"),
     "train.steps": ("train.steps", 20),
     "train.accumulate": ("train.accumulate", 2),
@@ -155,12 +191,29 @@ CHANGES: dict[str, tuple[str, object]] = {
     "train.metrics.NAME.builder": ("train.metrics", {"x": {"builder": "m:metric"}}),
     "train.deterministic": ("train.deterministic", False),
     "train.jit_compile": ("train.jit_compile", True),
+    "train.precision": ("train.precision", "float16"),
+    "train.average": ("train.average", 0.9),
+    "train.overfit": ("train.overfit", 1),
+    "train.targets.NAME.builder": ("train.targets.x.builder", "m:target"),
+    "train.loop.builder": ("train.loop.builder", "m:loop"),
+    "train.record": ("train.record", ["gradient_norms"]),
+    "train.early_stop.metric": ("train.early_stop.metric", "v/other"),
+    "train.early_stop.mode": ("train.early_stop.mode", "max"),
+    "train.early_stop.patience": ("train.early_stop.patience", 1),
+    "train.early_stop.min_delta": ("train.early_stop.min_delta", 1.0),
+    "train.max_time": ("train.max_time", "1h"),
+    "train.rollback.times": ("train.rollback.times", 1),
+    "train.rollback.scale": ("train.rollback.scale", 0.1),
+    "train.step_timeout": ("train.step_timeout", 1.0),
     "validation.NAME.data": ("validation.v.data", "same"),
     "validation.NAME.outputs": ("validation.v.outputs", ["logits"]),
     "validation.NAME.metrics.NAME.builder": (
         "validation.v.metrics",
         {"x": {"builder": "m:metric"}},
     ),
+    "validation.NAME.targets.NAME.builder": ("validation.v.targets.x.builder", "m:target"),
+    "validation.NAME.loop.builder": ("validation.v.loop.builder", "m:loop"),
+    "validation.NAME.averaged": ("validation.v.averaged", True),
     "save.metrics_every": ("save.metrics_every", 5),
     "save.validate_every": ("save.validate_every", 5),
     "save.checkpoint_every": ("save.checkpoint_every", 5),
@@ -172,12 +225,13 @@ CHANGES: dict[str, tuple[str, object]] = {
 
 
 def test_the_tables_say_what_is_part_of_the_identity(tmp_path):
-    path = tmp_path / "full.toml"
-    path.write_text(FULL, encoding="utf-8")
-    whole = read_spec(path)
+    paths = {ONE: tmp_path / "one.toml", SEVERAL: tmp_path / "several.toml"}
+    for rest, path in paths.items():
+        path.write_text(FULL + rest, encoding="utf-8")
     changed = {}
     for key, (place, value) in CHANGES.items():
-        other = read_spec(path, {place: value})
+        path = paths[SEVERAL if key.startswith(("models.", "optimizers.")) else ONE]
+        whole, other = read_spec(path), read_spec(path, {place: value})
         assert other != whole, key
         changed[key] = "yes" if other.identity != whole.identity else "no"
     assert {key: row[1] for key, row in documented_keys().items()} == changed
