@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import resources
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipefit.records import Attempt, RunState
 from pipefit.report import plots
-from pipefit.report.words import duration, number, size, utc_time
+from pipefit.report.words import duration, number, size, utc_time, without_passwords
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +80,7 @@ def _contents(run: RunReader) -> dict[str, Any]:
         "attempts": [_attempt(attempt) for attempt in reversed(attempts)],
         "history": _changes(document.get("history") or []),
         "program": list(_flat(document.get("program") or {})),
-        "experiment": _without_passwords(_experiment(document.get("spec"))),
+        "experiment": without_passwords(_experiment(document.get("spec"))),
     }
 
 
@@ -151,7 +150,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         if isinstance(item, Mapping) and item:
             yield from _flat(item, f"{prefix}{key}.")
         elif item is not None:
-            yield f"{prefix}{key}", _without_passwords(_words(item))
+            yield f"{prefix}{key}", without_passwords(_words(item))
 
 
 def _words(item: object) -> str:
@@ -182,10 +181,6 @@ def _experiment(spec: object) -> str:
         return tomli_w.dumps(spec)
     except TypeError:  # a null, which TOML lacks
         return json.dumps(spec, indent=2, ensure_ascii=False, default=str)
-
-
-def _without_passwords(text: str) -> str:
-    return re.sub(r"(://[^:/@\s]*):[^@/\s]+@", r"\1:***@", text)
 
 
 def _number(value: object) -> str:
