@@ -1,6 +1,6 @@
 """Carrying out orders in worker processes; `pipefit.execution.worker` is what they run."""
 
-from pipefit.execution.checks import reached
+from pipefit.execution.checks import completed, reached
 from pipefit.execution.executors import (
     Executor,
     InlineExecutor,
@@ -18,6 +18,7 @@ __all__ = [
     "LocalExecutor",
     "Order",
     "Signalled",
+    "completed",
     "executor",
     "log_path",
     "reached",

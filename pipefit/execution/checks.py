@@ -1,32 +1,60 @@
-"""What is asked about a run before anything is paid for."""
+"""What is asked about runs before anything is paid for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipefit.errors import StoreError
-from pipefit.records import RunOrder
+from pipefit.records import RunOrder, RunStatus, final_step
 from pipefit.store import Store
 
 
-def reached(store: Store, order: RunOrder) -> bool:
-    """Whether the checkpoint of the order's last step is committed, by this very experiment.
+def completed(store: Store, orders: Sequence[RunOrder]) -> dict[str, int]:
+    """The runs that have come to their end, by this very experiment, and at which step each did.
+
+    A run is at its end when the checkpoint of the order's last step is committed, or that of an
+    earlier step at which one of the order's rules has ended it.
+
+    Args:
+        store: where they are.
+        orders: of runs of one collection.
 
     Raises:
-        IdentityMismatch: the run of this name is another experiment.
-        StoreError: the run is beyond that step and keeps no checkpoint of it.
+        IdentityMismatch: a run of this name is another experiment.
+        StoreError: a run is beyond that step and keeps no checkpoint of it.
         StoreUnavailable: it cannot be asked; this never means "no".
     """
-    status = store.statuses(order.collection, [order.name]).get(order.name)
-    if status is None:
-        return False
-    if status.identity != order.identity:
-        store.check_identity(order)
-        done = False  # a change that is allowed: the worker writes it to the history
-    else:
-        done = bool(store.committed(order.collection, [(order.name, order.steps)]))
-    if not done and status.step is not None and status.step > order.steps:
+    if not orders:
+        return {}
+    collection = orders[0].collection
+    statuses = store.statuses(collection, [order.name for order in orders])
+    wanted = []
+    for order in orders:
+        status = statuses.get(order.name)
+        if status is None:
+            continue
+        if status.identity == order.identity:
+            wanted.append((order.name, final_step(status, order)))
+        else:
+            # A change that is allowed makes it unfinished: the worker writes it to the history.
+            store.check_identity(order)
+    found = store.committed(collection, wanted) if wanted else {}
+    steps = dict(found.keys())
+    for order in orders:
+        if order.name not in steps and order.name in statuses:
+            _refuse_beyond(statuses[order.name], order)
+    return steps
+
+
+def reached(store: Store, order: RunOrder) -> bool:
+    """Whether a run has come to its end; see `completed`."""
+    return order.name in completed(store, [order])
+
+
+def _refuse_beyond(status: RunStatus, order: RunOrder) -> None:
+    if status.step is not None and status.step > order.steps:
         raise StoreError(
             f"train.steps = {order.steps}: run {order.name!r} of collection {order.collection!r} "
             f"is beyond it, at step {status.step}, and keeps no checkpoint to end at; set "
             f"train.steps to {status.step} or more, or choose another name"
         )
-    return done
