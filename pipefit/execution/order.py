@@ -27,10 +27,13 @@ class Order:
     """Everything a worker needs; plain data.
 
     Attributes:
-        kind: "train" up to the spec's `train.steps`, or "validate" one set at one step.
+        kind: "train" every run of the spec to its end; "validate" one set at one step of a spec with
+            one model; "fast_dev_run": one step of everything; "describe" the models. The last two
+            need no database.
         spec: the resolved experiment, as `Spec.to_json` writes it.
         uri: of the database, with its password: orders go through a pipe and are never logged.
-        folders: where the archives are unpacked, by their name in the spec.
+        folders: where the archives are (a folder of the unpacked files, or the file), by their name
+            in the spec.
         import_paths: folders in which the user's own modules are looked for.
         allow_change: see `pipefit.records.RunOrder`.
         lease_seconds: how long a silent owner keeps a run.
@@ -39,7 +42,7 @@ class Order:
         program: what started it, for the run's document.
     """
 
-    kind: Literal["train", "validate"]
+    kind: Literal["train", "validate", "fast_dev_run", "describe"]
     spec: str
     uri: str
     folders: Mapping[str, str] = field(default_factory=dict)
@@ -69,12 +72,14 @@ class Event:
 
     Attributes:
         kind: "log" (level, message, step or None), "progress" (step, steps, loss, rate in
-            examples/s, seconds_left) or "outcome" (error: None for success, the name of a class of
-            pipefit.errors for what was raised on purpose, else ""; message; traceback).
+            examples/s, seconds_left), "text" (text: something to print) or "outcome" (error: None
+            for success, the name of a class of pipefit.errors for what was raised on purpose, else
+            ""; message; traceback). Of a process that trains several runs, "log" and "progress" say
+            with `run` which one they are about.
         values: the rest.
     """
 
-    kind: Literal["log", "progress", "outcome"]
+    kind: Literal["log", "progress", "text", "outcome"]
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:

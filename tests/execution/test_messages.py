@@ -35,6 +35,7 @@ def test_an_order_is_one_line_and_comes_back(order):
     [
         Event("log", {"level": 30, "message": "two\nlines, ünïcode \u2028"}),
         Event("progress", {"step": 3, "loss": 0.1 + 0.2, "rate": 1e9, "seconds_left": math.inf}),
+        Event("text", {"text": "layer   shape\n"}),
         Event("outcome", {"error": None}),
     ],
 )
