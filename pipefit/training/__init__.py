@@ -1,28 +1,49 @@
 """The training core: the only place that imports TensorFlow and Keras; knows no database."""
 
+from pipefit.training.course import Actions, Course, EndedEarly
 from pipefit.training.devices import Replicas
-from pipefit.training.experiment import Experiment
-from pipefit.training.loop import Actions, Loop
+from pipefit.training.experiment import Experiment, Shared, experiment_class
+from pipefit.training.loop import Loop
 from pipefit.training.objective import Objective, per_example
-from pipefit.training.optimizers import Clip, prepare
+from pipefit.training.own_loops import TrainStep
+from pipefit.training.pipeline import Feed
 from pipefit.training.schedule import Pace, Schedule
 from pipefit.training.state import State, not_finite, to_numpy
-from pipefit.training.trainer import Trainer, Validator
+from pipefit.training.stopping import EarlyStop
+from pipefit.training.targets import Targets
+from pipefit.training.together import Together
+from pipefit.training.trainer import Trainer
+from pipefit.training.updates import Clip, Group, Part, Updates, freeze
+from pipefit.training.validator import Validated, ValidationStep, Validator
 
 __all__ = [
     "Actions",
     "Clip",
+    "Course",
+    "EarlyStop",
+    "EndedEarly",
     "Experiment",
+    "Feed",
+    "Group",
     "Loop",
     "Objective",
     "Pace",
+    "Part",
     "Replicas",
     "Schedule",
+    "Shared",
     "State",
+    "Targets",
+    "Together",
+    "TrainStep",
     "Trainer",
+    "Updates",
+    "Validated",
+    "ValidationStep",
     "Validator",
+    "experiment_class",
+    "freeze",
     "not_finite",
     "per_example",
-    "prepare",
     "to_numpy",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from pipefit import refs
-from pipefit.data import Source, field_specs
 from pipefit.errors import SpecError
 from pipefit.records import Best
-from pipefit.spec import Builder, Data, Spec
+from pipefit.spec import Builder, Data, Optimizer, Spec, ValidationSet
 from pipefit.training.devices import Replicas
 from pipefit.training.objective import (
     Objective,
@@ -25,79 +24,226 @@ from pipefit.training.objective import (
     per_example,
     sparse_softmax_cross_entropy,
 )
-from pipefit.training.optimizers import Clip, prepare
+from pipefit.training.own_loops import TrainLoop
+from pipefit.training.pipeline import Feed
 from pipefit.training.schedule import Schedule
-from pipefit.training.trainer import Trainer, Validator
+from pipefit.training.stopping import EarlyStop
+from pipefit.training.targets import Target, Targets
+from pipefit.training.trainer import Trainer
+from pipefit.training.updates import Clip, Group, Part, Updates, freeze
+from pipefit.training.validator import ValidationLoop, Validator
+
+
+class Shared:
+    """What several experiments of one process share: sources, and the feeds that read them.
+
+    Args:
+        folders: where the archives are, by name.
+    """
+
+    def __init__(self, folders: Mapping[str, str]):
+        self._folders = folders
+        self._sources: dict[str, Any] = {}
+        self._feeds: dict[str, Feed] = {}
+
+    def source(self, data: Data, where: str) -> Any:
+        """The source of a data table; tables that are equal share it."""
+        key = repr((data.call, data.archive))
+        if key not in self._sources:
+            extra = {} if data.archive is None else {"archive": Path(self._folders[data.archive])}
+            self._sources[key] = refs.build(data.call, where, **extra)
+        return self._sources[key]
+
+    def feed(self, key: str, make: Callable[[], Feed]) -> Feed:
+        """The feed of a key; made once."""
+        if key not in self._feeds:
+            self._feeds[key] = make()
+        return self._feeds[key]
 
 
 class Experiment:
-    """Builds what an experiment file describes, once, in this process.
+    """Builds what an experiment file describes, for one model, once in this process.
+
+    A subclass, named in the file by ``experiment = "module:Class"``, overrides what it wants to
+    build otherwise; the rest is as the file says:
+
+        class Mine(pipefit.training.Experiment):
+            def loss(self):
+                return lambda labels, logits: ...
+
+    `data`, `model`, `loss`, `learning_rate`, `optimizer`, `targets`, `train_loop` and
+    `validation_loop` return what the builders named in the file return. Training and validation
+    use the same model, loss and metrics; which of the two it is, is told by `targets`' mode and by
+    Keras' argument `training`.
 
     Making one seeds Python, NumPy and TensorFlow, starts Keras' layer names from the beginning and,
     unless `train.deterministic` is false, switches TensorFlow to deterministic ops for good.
 
     Args:
-        spec: the experiment.
-        folders: where the archives are unpacked, by name.
-        replicas: the devices.
+        spec: the experiment, with one model (see `pipefit.spec.Spec.runs`).
+        folders: where the archives are, by name.
+        replicas: the devices; None: one CPU.
+        shared: what experiments of other models have built already.
+        rate_scale: a factor on all learning rates.
+
+    Attributes:
+        network: the built model.
     """
 
-    def __init__(self, spec: Spec, folders: Mapping[str, str], replicas: Replicas):
+    def __init__(
+        self,
+        spec: Spec,
+        folders: Mapping[str, str] | None = None,
+        replicas: Replicas | None = None,
+        *,
+        shared: Shared | None = None,
+        rate_scale: float = 1.0,
+    ):
         self.spec = spec
-        self.replicas = replicas
-        self._folders = folders
-        self._sources: dict[str, Source] = {}
+        self.replicas = replicas or Replicas()
+        self._shared = shared or Shared(folders or {})
+        self._rate_scale = rate_scale
+        self._updates: Updates | None = None
         keras.utils.clear_session()
         keras.utils.set_random_seed(spec.seed % 2**32)  # NumPy takes no more
         if spec.train.deterministic:
             tf.config.experimental.enable_op_determinism()
-        self.model = self._build_model()
+        self.network = self._build()
 
-    def source(self, data: Data, where: str) -> Source:
-        """The source of a data table; tables that are equal share it."""
-        key = repr((data.call, data.archive))
-        if key not in self._sources:
-            extra = {} if data.archive is None else {"archive": Path(self._folders[data.archive])}
-            source = refs.build(data.call, where, **extra)
-            field_specs(source)
-            self._sources[key] = source
-        return self._sources[key]
+    # ---- what a subclass may build otherwise ----
+
+    def data(self) -> Any:
+        """The source of the training data: see docs/data.md."""
+        return self._shared.source(self.spec.train_data, f"data.{self.spec.train.data}")
+
+    def model(self) -> keras.Model:
+        """The model: inputs named like fields, outputs a dict by name."""
+        return refs.build(self.spec.one_model.call, "model")
+
+    def loss(self) -> Callable[..., Any]:
+        """The loss per example, called by the names of its arguments."""
+        if self.spec.loss is None:
+            return sparse_softmax_cross_entropy()
+        built: Callable[..., Any] = refs.build(self.spec.loss.call, "loss")
+        return built
+
+    def learning_rate(self) -> Any:
+        """The learning rate of [optimizer]: a number or a schedule; None: the optimizer's own."""
+        rate = self.spec.optimizer.learning_rate if self.spec.optimizer else None
+        return _rate(rate, "optimizer.learning_rate")
+
+    def optimizer(self) -> keras.optimizers.Optimizer | dict[str, keras.optimizers.Optimizer]:
+        """The optimizer, or those of [optimizers] by name."""
+        parts = self.spec.optimizer_parts
+        if "" in parts:
+            return _build_optimizer(parts[""], self.learning_rate(), "optimizer")
+        built = {}
+        for name, table in parts.items():
+            where = f"optimizers.{name}"
+            rate = _rate(table.learning_rate, f"{where}.learning_rate")
+            built[name] = _build_optimizer(table, rate, where)
+        return built
+
+    def targets(self, mode: str) -> dict[str, Target]:
+        """What else is recorded, in training or of every validation set.
+
+        Args:
+            mode: "train" or "validation".
+        """
+        return _built(self.spec.train.targets, "train.targets") if mode == "train" else {}
+
+    def train_loop(self) -> TrainLoop | None:
+        """What replaces the innermost loop of the training; see `pipefit.training.own_loops`."""
+        table = self.spec.train.loop
+        return refs.build(table.call, "train.loop") if table else None
+
+    def validation_loop(self) -> ValidationLoop | None:
+        """What replaces the innermost loop of every validation set whose table names none."""
+        return None
+
+    # ---- what is built from it ----
+
+    def feed(self) -> Feed:
+        """The training data, in their order."""
+        spec = self.spec
+        table = spec.train_data
+        key = repr((type(self).data, spec.seed, spec.train.overfit, table.table()))
+        return self._shared.feed(
+            key,
+            lambda: Feed(
+                self.data(),
+                seed=spec.seed,
+                batch_size=table.batch_size,
+                readers=table.readers,
+                prefetch=table.prefetch,
+                augment=[
+                    refs.build(augment.call, f"data.{spec.train.data}.augment[{i}]")
+                    for i, augment in enumerate(table.augment)
+                ],
+                overfit=spec.train.overfit,
+                declared=table.fields,
+            ),
+        )
+
+    def updates(self) -> Updates:
+        """How gradients become updates; made once."""
+        if self._updates is None:
+            with self.replicas.scope():
+                self._updates = Updates(
+                    self.network,
+                    self._parts(),
+                    average=self.spec.train.average,
+                    loss_scaling=self.spec.train.precision == "float16",
+                    rate_scale=self._rate_scale,
+                )
+        return self._updates
 
     def trainer(self) -> Trainer:
         """The training from step 0."""
-        spec = self.spec
-        objective = Objective(self.model, self._loss(), self._metrics(spec.train.metrics, "train"))
+        train = self.spec.train
         return Trainer(
-            objective=objective,
-            optimizer=self._optimizer(),
-            source=self.source(spec.train_data, f"data.{spec.train.data}"),
+            objective=Objective(
+                self.network,
+                per_example(self.loss(), "loss"),
+                self._metrics(train.metrics, "train.metrics"),
+            ),
+            updates=self.updates(),
+            feed=self.feed(),
             replicas=self.replicas,
-            batch_size=spec.train_data.batch_size,
-            seed=spec.seed,
-            accumulate=spec.train.accumulate,
-            clip=Clip(**spec.optimizer.clip.table()) if spec.optimizer.clip else None,
-            jit_compile=spec.train.jit_compile,
+            accumulate=train.accumulate,
+            jit_compile=train.jit_compile,
+            record=frozenset(train.record),
+            targets=Targets(self.targets("train"), "train"),
+            loop=self.train_loop(),
         )
 
     def validator(self, name: str) -> Validator:
-        """The validation set of this name, reading the model's variables as they are."""
-        validation = self.spec.validation[name]
+        """The validation set of this name, reading the model's variables as they are.
+
+        For a set whose table says `averaged`, those of a training are exchanged for their averages
+        meanwhile; without a training (`trainer` was not called) they are taken as they are.
+        """
+        table = self.spec.validation[name]
         where = f"validation.{name}"
+        self._check_outputs(table, where)
         data = self.spec.data_of(name)
-        default = {"accuracy": per_example(accuracy(), where)} if self.spec.loss is None else {}
-        metrics = self._metrics(validation.metrics, where, default)
-        for output in validation.outputs:
-            if output not in self._outputs:
-                names = ", ".join(self._outputs)
-                raise SpecError(
-                    f"{where}.outputs: the model has no output {output!r}; it has {names}"
-                )
+        averages = self._updates.average_values() if table.averaged and self._updates else None
+        targets = {**self.targets("validation"), **_built(table.targets, f"{where}.targets")}
+        loop = refs.build(table.loop.call, f"{where}.loop") if table.loop else None
+        default = {"accuracy": per_example(accuracy(), where)} if self._default_loss() else {}
         return Validator(
-            objective=Objective(self.model, self._loss(), metrics),
-            source=self.source(data, f"{where}.data"),
+            objective=Objective(
+                self.network,
+                per_example(self.loss(), "loss"),
+                self._metrics(table.metrics, f"{where}.metrics", default),
+            ),
+            source=self._shared.source(data, f"{where}.data"),
             replicas=self.replicas,
             batch_size=data.batch_size,
-            outputs=tuple(validation.outputs),
+            outputs=tuple(table.outputs),
+            targets=Targets(targets, "validation"),
+            loop=loop or self.validation_loop(),
+            averages=averages,
         )
 
     def schedule(self) -> Schedule:
@@ -111,6 +257,11 @@ class Experiment:
             recent_every=save.recent_every,
         )
 
+    def early_stop(self) -> EarlyStop | None:
+        """What may end the run before its last step."""
+        table = self.spec.train.early_stop
+        return EarlyStop(**table.table()) if table else None
+
     def worst(self) -> Best | None:
         """What every first validation beats; None if no best is kept."""
         best = self.spec.save.best
@@ -119,34 +270,45 @@ class Experiment:
         value = -np.inf if best.mode == "max" else np.inf
         return Best(best.metric, best.mode, float(value), -1)
 
-    def _build_model(self) -> keras.Model:
+    def _build(self) -> keras.Model:
         with self.replicas.scope():
-            model = refs.build(self.spec.model.call, "model")
+            model = self.model()
             if not isinstance(model, keras.Model):
                 raise SpecError(
-                    f"model.builder = {self.spec.model.call.builder!r}: must return a keras.Model, "
+                    f"model.builder = {self.spec.one_model.builder!r}: must return a keras.Model, "
                     f"not {type(model).__name__}"
                 )
-            source = self.source(self.spec.train_data, f"data.{self.spec.train.data}")
-            example = {k: tf.constant(v) for k, v in source.take(np.zeros(1, np.int64)).items()}
+            example = self.feed().example()
             # Also checks that the inputs are named like fields, before anything is compiled.
             inputs = model_inputs(model, example)
             self._outputs = tuple(named_outputs(model(inputs, training=False)))  # builds it, too
+            if self.spec.one_model.trainable is not None:
+                freeze(model, self.spec.one_model.trainable)
         if self.replicas.count > 1:
             _synchronise(model)
         return model
 
-    def _optimizer(self) -> Any:
-        table = self.spec.optimizer
-        with self.replicas.scope():
-            optimizer = refs.build(table.call, "optimizer")
-            groups = [(group.match, group.scale) for group in table.groups]
-            return prepare(optimizer, self.model.trainable_variables, groups)
+    def _parts(self) -> list[Part]:
+        built = self.optimizer()
+        optimizers = built if isinstance(built, dict) else {"": built}
+        tables = self.spec.optimizer_parts
+        if set(optimizers) != set(tables):
+            raise SpecError(
+                f"optimizer(): gave optimizers named {sorted(optimizers)}, "
+                f"the file has tables for {sorted(tables)}"
+            )
+        return [_part(name, optimizers[name], table) for name, table in tables.items()]
 
-    def _loss(self) -> PerExample:
-        if self.spec.loss is None:
-            return per_example(sparse_softmax_cross_entropy(), "loss")
-        return per_example(refs.build(self.spec.loss.call, "loss"), "loss")
+    def _check_outputs(self, table: ValidationSet, where: str) -> None:
+        for output in table.outputs:
+            if output not in self._outputs:
+                names = ", ".join(self._outputs)
+                raise SpecError(
+                    f"{where}.outputs: the model has no output {output!r}; it has {names}"
+                )
+
+    def _default_loss(self) -> bool:
+        return self.spec.loss is None and type(self).loss is Experiment.loss
 
     def _metrics(
         self,
@@ -157,11 +319,44 @@ class Experiment:
         if tables is None:
             return dict(default or {})
         return {
-            name: per_example(
-                refs.build(metric.call, f"{where}.metrics.{name}"), f"{where}.metrics.{name}"
-            )
-            for name, metric in tables.items()
+            name: per_example(value, f"{where}.{name}")
+            for name, value in _built(tables, where).items()
         }
+
+
+def _built(tables: Mapping[str, Builder], where: str) -> dict[str, Any]:
+    return {name: refs.build(table.call, f"{where}.{name}") for name, table in tables.items()}
+
+
+def _rate(rate: float | Builder | None, where: str) -> Any:
+    return refs.build(rate.call, where) if isinstance(rate, Builder) else rate
+
+
+def _build_optimizer(table: Optimizer, rate: Any, where: str) -> keras.optimizers.Optimizer:
+    extra = {} if rate is None else {"learning_rate": rate}
+    call = refs.Call(table.builder, table.arguments)
+    built: keras.optimizers.Optimizer = refs.build(call, where, **extra)
+    return built
+
+
+def _part(name: str, optimizer: keras.optimizers.Optimizer, table: Optimizer) -> Part:
+    where = f"optimizers.{name}" if name else "optimizer"
+    groups = [
+        Group(
+            match=group.match,
+            scale=1.0 if group.scale is None else group.scale,
+            learning_rate=_rate(group.learning_rate, f"{where}.groups[{i}].learning_rate"),
+        )
+        for i, group in enumerate(table.groups)
+    ]
+    return Part(
+        optimizer=optimizer,
+        name=name,
+        match=getattr(table, "match", None),
+        clip=Clip(**table.clip.table()) if table.clip else None,
+        groups=tuple(groups),
+        weight_decay_on=table.weight_decay_on,
+    )
 
 
 def _synchronise(model: keras.Model) -> None:
@@ -170,3 +365,20 @@ def _synchronise(model: keras.Model) -> None:
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.synchronized = True
+
+
+def experiment_class(spec: Spec) -> type[Experiment]:
+    """The class that the file names, or `Experiment`.
+
+    Raises:
+        SpecError: if it is no subclass.
+    """
+    if spec.experiment is None:
+        return Experiment
+    found = refs.load(refs.parse(spec.experiment))
+    if not (isinstance(found, type) and issubclass(found, Experiment)):
+        raise SpecError(
+            f"experiment = {spec.experiment!r}: must be a subclass of "
+            f"pipefit.training.Experiment, not {found!r}"
+        )
+    return found

@@ -2,182 +2,120 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
+from pipefit.errors import Interrupted
+from pipefit.training.course import Course
+from pipefit.training.schedule import Pace
+from pipefit.training.state import Arrays
+from pipefit.training.together import Together
 
-from pipefit.errors import Diverged, Interrupted, SpecError
-from pipefit.records import Best, MetricBlock, Validation
-from pipefit.training.schedule import BEST, RECENT, Pace, Schedule
-from pipefit.training.trainer import Trainer, Validator
-
-#: Weight of the newest call in the running mean of the speed.
-_SMOOTHING = 0.2
-
-
-class Actions(Protocol):
-    """What the loop hands its results to. Each call may raise: the training then stops there.
-
-    Everything is handed over in the order of the steps; a `save` comes after the metrics and
-    validations of its step.
-    """
-
-    def metrics(self, block: MetricBlock) -> None:
-        """Metrics of consecutive steps, each step exactly once."""
-
-    def validation(self, validation: Validation) -> None:
-        """One validation set's numbers."""
-
-    def save(
-        self, step: int, snapshot: Mapping[str, Any], kinds: frozenset[str], best: Best | None
-    ) -> None:
-        """All state at this step (tensors that will not change) and why it is kept."""
-
-    def progress(self, step: int, loss: float, rate: float) -> None:
-        """After every call: the step, the last loss, examples/s (0 as long as it is not known)."""
-
-    def stop_requested(self) -> bool:
-        """Whether to checkpoint now and stop."""
+#: Most bytes that the numbers of one call may take.
+_CALL_BYTES = 64e6
 
 
 class Loop:
-    """Trains up to `schedule.steps`, validating, recording and saving on the way.
+    """Trains one or several models up to their last steps, validating and saving on the way.
 
-        while step < steps:
-            rows = trainer.run(steps until something is due)
-            hand over metrics; stop at a loss that is not finite or too large
-            if due: validate; is it the best?
-            if due, best or asked to stop: save
-            if asked to stop: raise Interrupted
+        while a course goes on:
+            if asked to stop: save all, raise Interrupted
+            all courses at the smallest step: steps until something is due for one of them
+            each: record, validate, save, or fail alone
+
+    The courses whose trainers share a feed read it together. Those that continue from different
+    steps do so one after the other until they have met.
 
     Args:
-        trainer: restored to where to continue.
-        validators: by name of the validation set.
-        schedule: the intervals.
-        actions: receives everything.
-        max_loss: a larger training loss ends the run; None: any finite loss is fine.
-        best: metric ("SET/METRIC"), mode and best value so far; None: no best is kept.
+        courses: restored to where to continue.
+        around_call: is entered for every call of the inner loop, such as a watchdog.
     """
 
-    def __init__(
-        self,
-        *,
-        trainer: Trainer,
-        validators: Mapping[str, Validator],
-        schedule: Schedule,
-        actions: Actions,
-        max_loss: float | None = None,
-        best: Best | None = None,
-    ):
-        self.trainer = trainer
-        self.best = best
-        self._validators, self._schedule, self._actions = validators, schedule, actions
-        self._max_loss = math.inf if max_loss is None else max_loss
-        self._pending: list[Mapping[str, np.ndarray[Any, Any]]] = []
-        self._saved = trainer.step
+    def __init__(self, courses: Sequence[Course], around_call: Callable[[], Any] | None = None):
+        self.courses = list(courses)
+        self._around_call = around_call
+        self._together = Together()
         self._pace = Pace()
-        self._rate = 0.0
-        self._calls = 0
+        self._bytes = 0.0
 
     def run(self) -> None:
         """Train to the end.
 
+        Every course is told how it ended, once. One that fails on its own (its loss, its
+        validation, its own writes) does not keep others from going on; what fails in the inner
+        loop ends all.
+
         Raises:
-            Interrupted: it was asked to stop; the current step is saved.
-            Diverged: naming step, loss and limit; the state is not saved.
+            Interrupted: it was asked to stop; the current steps are saved.
+            PipefitError: why a course failed, once all have ended; of several the first.
         """
-        while self.trainer.step < self._schedule.steps:
-            if self._actions.stop_requested():
-                self._interrupt()
-            loss = self._advance()
-            step = self.trainer.step
-            improved = self._schedule.validates(step) and self._validate(step)
-            kinds = self._schedule.checkpoint_kinds(step)
-            if improved:
-                kinds |= {BEST}
-            if kinds:
-                self._save(step, kinds)
-            self._actions.progress(step, loss, self._rate)
+        try:
+            while going := [course for course in self.courses if course.goes_on()]:
+                if stopping := [course for course in going if self._stopping(course)]:
+                    self._interrupt(stopping)
+                self._call([course for course in going if course.goes_on()])
+        except BaseException as error:
+            for course in self.courses:
+                course.close(error)
+            raise
+        failed = [course for course in self.courses if course.error]
+        if failed:
+            raise _joined(failed, len(self.courses))
 
-    def _advance(self) -> float:
-        first = self.trainer.step + 1
-        boundary = self._schedule.next_boundary(self.trainer.step)
+    def _stopping(self, course: Course) -> bool:
+        return bool(self._guarded(course, course.asked_to_stop))
+
+    def _call(self, going: list[Course]) -> None:
+        if not going:
+            return
+        step = min(course.trainer.step for course in going)
+        active = [course for course in going if course.trainer.step == step]
+        later = [course.trainer.step for course in going if course.trainer.step > step]
+        boundary = min([*later, *(course.next_boundary() for course in active)])
+        steps = min(boundary - step, self._pace.limit, self._fitting())
         begin = time.perf_counter()
-        rows = self.trainer.run(min(boundary - first + 1, self._pace.limit))
+        rows = self._run(active, steps)
         seconds = time.perf_counter() - begin
-        steps = len(rows["loss"])
         self._pace.measured(steps, seconds)
-        self._note_rate(steps * self.trainer.batch_size / max(seconds, 1e-9))
-        bad = np.flatnonzero(~(rows["loss"] <= self._max_loss) | ~np.isfinite(rows["loss"]))
-        if bad.size:
-            count = int(bad[0]) + 1
-            self._pending.append({name: values[:count] for name, values in rows.items()})
-            self._flush(first + count - 1)
-            raise self._diverged(first + count - 1, float(rows["loss"][bad[0]]))
-        self._pending.append(rows)
-        if self._schedule.stores_metrics(self.trainer.step):
-            self._flush(self.trainer.step)
-        return float(rows["loss"][-1])
+        self._bytes = sum(value.nbytes for each in rows for value in each.values()) / steps
+        for course, numbers in zip(active, rows, strict=True):
+            self._guarded(course, course.take, numbers, seconds)
 
-    def _note_rate(self, rate: float) -> None:
-        if self._calls == 1:
-            self._rate = rate
-        elif self._calls > 1:  # the first call is the one that compiles
-            self._rate += _SMOOTHING * (rate - self._rate)
-        self._calls += 1
+    def _run(self, active: list[Course], steps: int) -> list[Arrays]:
+        trainers = [course.trainer for course in active]
+        if self._around_call is None:
+            return self._together.run(trainers, steps)
+        with self._around_call():
+            return self._together.run(trainers, steps)
 
-    def _flush(self, last: int) -> None:
-        if self._pending:
-            names = list(self._pending[0])
-            columns = {n: np.concatenate([rows[n] for rows in self._pending]) for n in names}
-            self._pending = []
-            self._actions.metrics(MetricBlock(last - len(columns["loss"]) + 1, columns))
+    def _fitting(self) -> int:
+        return max(1, int(_CALL_BYTES / max(self._bytes, 1.0)))
 
-    def _diverged(self, step: int, loss: float) -> Diverged:
-        rule = f"above max_loss = {self._max_loss}" if math.isfinite(loss) else "not finite"
-        return Diverged(
-            f"step {step}: loss = {loss} is {rule}; checkpoints before it are kept: try a "
-            f"smaller learning rate or clip under another name"
-        )
+    def _interrupt(self, stopping: list[Course]) -> None:
+        """Save all; those that are not asked go with the others."""
+        for course in self.courses:
+            if course.goes_on():
+                self._guarded(course, course.save_to_stop)
+        course = stopping[0]
+        raise Interrupted(f"stopped at step {course.trainer.step} of {course.steps} as asked")
 
-    def _validate(self, step: int) -> bool:
-        values = {}
-        for name, validator in self._validators.items():
-            begin = time.perf_counter()
-            metrics = validator.run()
-            seconds = time.perf_counter() - begin
-            self._actions.validation(
-                Validation(name, step, metrics, validator.examples, seconds=seconds)
-            )
-            values.update({f"{name}/{metric}": value for metric, value in metrics.items()})
-        return self._improves(step, values)
+    def _guarded(self, course: Course, act: Callable[..., Any], *args: Any) -> Any:
+        """Do something of one course, whose failure is its own."""
+        try:
+            return act(*args)
+        except Exception as error:
+            course.close(error)
+            return None
 
-    def _improves(self, step: int, values: Mapping[str, float]) -> bool:
-        if self.best is None:
-            return False
-        if self.best.metric not in values:
-            raise SpecError(
-                f"save.best.metric = {self.best.metric!r}: no such number; "
-                f"there are {', '.join(values)}"
-            )
-        value = values[self.best.metric]
-        if not self.best.improved_by(value):
-            return False
-        self.best = Best(self.best.metric, self.best.mode, value, step)
-        return True
 
-    def _save(self, step: int, kinds: frozenset[str]) -> None:
-        # Metrics first: once a checkpoint is committed its steps are never run again.
-        self._flush(step)
-        known = self.best if self.best is not None and math.isfinite(self.best.value) else None
-        self._actions.save(step, self.trainer.snapshot(), kinds, known)
-        self._saved = step
-
-    def _interrupt(self) -> None:
-        step = self.trainer.step
-        if step != self._saved:
-            self._save(step, frozenset({RECENT}))
-        raise Interrupted(f"stopped at step {step} of {self._schedule.steps} as asked")
+def _joined(failed: Sequence[Course], count: int) -> Exception:
+    """One error for all: of the class of the first."""
+    first = failed[0].error
+    assert first is not None  # that is what makes it failed
+    if count == 1:
+        return first
+    lines = [f"{course.name}: {course.error}" for course in failed]
+    error = type(first)(f"{len(failed)} of {count} models failed; " + "\n".join(lines))
+    error.__cause__ = first
+    return error

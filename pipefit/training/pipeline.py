@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from pipefit.data import Arrays, Source, check_fields, examples, field_specs
 from pipefit.errors import DataError, PipefitError, TrainingError
+from pipefit.training.waiting import Waiting
 
 Batch = dict[str, tf.Tensor]
 
@@ -87,6 +88,7 @@ class Feed:
         field_specs(source)
         self.batch_size = batch_size
         self.failures = Failures()
+        self.waiting = Waiting()
         self._source, self._seed = source, seed
         self._readers, self._prefetch = readers, prefetch
 
@@ -99,7 +101,7 @@ class Feed:
             batch_size=self.batch_size,
             failures=self.failures,
         )
-        return iter(dataset)
+        return iter(self.waiting.measured(dataset))
 
     def example(self) -> Batch:
         """One example as a batch of 1, to build the model with."""

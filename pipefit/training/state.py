@@ -1,21 +1,26 @@
 """All state of a training as a flat dict of arrays by stable name, strict in both directions.
 
-Names: ``model/<variable path>``, ``optimizer/<variable path>``, ``generator/<layer>/<attribute>``
-for every tf.random.Generator held by a layer, ``run/step`` and ``run/position``. Keras' own savers
-leave out the state of dropout's seed generators, so they are not enough for an exact continuation.
-An optimizer's constant learning rate is not state: the experiment file says what it is.
+Names: ``model/<variable path>``, ``optimizer/<variable path>`` (of several optimizers
+``optimizer/<table>/<variable path>``), ``average/<variable path>``, ``loss_scale/<name>``,
+``generator/<layer>/<attribute>`` for every tf.random.Generator held by a layer, ``run/step`` and
+``run/position``. Keras' own savers leave out the state of dropout's seed generators, so they are
+not enough for an exact continuation. Constant learning rates are not state: the experiment file
+says what they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from pipefit.errors import StateMismatch, TrainingError
+
+if TYPE_CHECKING:
+    from pipefit.training.updates import Updates
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -46,24 +51,20 @@ _UNSAVED_RANDOM = frozenset(
 
 
 class State:
-    """The variables of a model and, for training, of its optimizer.
+    """The variables of a model and, for training, of its updates.
 
     Args:
         model: built.
-        optimizer: built; None for validation only.
+        updates: of this model; None for validation only.
 
     Raises:
         StateMismatch: if two variables have one name.
     """
 
-    def __init__(self, model: keras.Model, optimizer: Any | None = None):
+    def __init__(self, model: keras.Model, updates: Updates | None = None):
         named = [(f"model/{v.path}", v.value) for v in model.variables]
-        if optimizer is not None:
-            named += [
-                (f"optimizer/{v.path}", v.value)
-                for v in optimizer.variables
-                if v is not getattr(optimizer, "_learning_rate", None)
-            ]
+        if updates is not None:
+            named += updates.variables.items()
         named += _generators(model)
         self.variables: dict[str, Any] = {}
         for name, variable in named:
@@ -72,8 +73,8 @@ class State:
                     f"state: two variables are called {name!r}; give the layers names of their own"
                 )
             self.variables[name] = variable
-        constant = getattr(optimizer, "_learning_rate", None)
-        self._known = _handles([*self.variables.values(), getattr(constant, "value", None)])
+        constants = [] if updates is None else updates.constants
+        self._known = _handles([*self.variables.values(), *constants])
         self._copy = tf.function(self._copies, autograph=False)
 
     def _copies(self) -> list[tf.Tensor]:
@@ -84,7 +85,7 @@ class State:
         return dict(zip(self.variables, self._copy(), strict=True))
 
     def others(self, variables: Iterable[Any]) -> list[Any]:
-        """Those of the variables that the state does not hold (and no constant learning rate)."""
+        """Those of the variables that the state does not hold (nor constant learning rates)."""
         return [v for v in variables if not _handles([v]) <= self._known]
 
     def check(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -119,7 +120,7 @@ class State:
 
 def _handles(variables: Iterable[Any]) -> set[int]:
     """Of every variable, and on every device, what tells it from others."""
-    parts = (part for v in variables if v is not None for part in getattr(v, "values", [v]))
+    parts = (part for v in variables for part in getattr(v, "values", [v]))
     return {id(part.handle) for part in parts if hasattr(part, "handle")}
 
 

@@ -1,122 +1,117 @@
-"""The inner loop: a number of steps goes in, arrays of their metrics come out. See `Trainer`."""
+"""The inner loop: a number of steps goes in, arrays of what they gave come out. See `Trainer`."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from pipefit.data import Source
-from pipefit.errors import SpecError, StateMismatch, TrainingError
+from pipefit.errors import SpecError, StateMismatch
 from pipefit.training.added import AddedLosses
 from pipefit.training.devices import Batch, Replicas
-from pipefit.training.objective import Objective
-from pipefit.training.optimizers import Clip, averaged, summed
-from pipefit.training.pipeline import Failures, training_batches, validation_batches
-from pipefit.training.state import Arrays, State, refuse_unsaved_random
+from pipefit.training.objective import Forward, Objective
+from pipefit.training.pipeline import Feed
+from pipefit.training.randomness import settle, spread
+from pipefit.training.state import Arrays, State
+from pipefit.training.targets import Targets
+from pipefit.training.updates import Updates, averaged, summed
+
+if TYPE_CHECKING:
+    from pipefit.training.own_loops import TrainLoop
 
 #: Where a snapshot says how far the training is.
 STEP, POSITION = "run/step", "run/position"
+#: What may be recorded on request: the L2 norms of every variable's gradient and update.
+RECORDS = frozenset({"gradient_norms", "update_norms"})
 
 
 class Trainer:
-    """Runs optimizer updates on the devices; knows nothing of files, databases or intervals.
+    """Optimizer updates of one model on its devices; knows nothing of files, databases, intervals.
 
-        build model, optimizer, iterator (at `position`)
+        build model, updates, feed
         run(n):   repeat n times inside one tf.function:
-                      batch = next(iterator)
+                      batch = next(iterator)                   # continuing at `position`
                       every device: forward, loss, gradient of its slice of the batch
                       sum over devices -> clip -> apply
-                  return every step's metrics
+                  return every step's numbers
+
+    `pipefit.training.together.Together` does the repeating, for one trainer or several at once.
 
     Args:
         objective: model (built), loss and metrics.
-        optimizer: prepared by `pipefit.training.optimizers.prepare`.
-        source: the training data.
-        replicas: the devices; the model and the optimizer were made in their scope.
-        batch_size: examples per update, over all devices.
-        seed: of the order of examples.
+        updates: how gradients become updates; the model and it were made in the replicas' scope.
+        feed: the training data, the seed of its order, and the examples per update.
+        replicas: the devices.
         accumulate: slices of the batch whose gradients are averaged before the update.
-        clip: of the summed gradients.
-        jit_compile: compile the step with XLA.
+        jit_compile: compile forward and backward pass, and the update, with XLA.
+        record: which of `RECORDS` are recorded.
+        targets: further values of each step.
+        loop: replaces the repeating; see `pipefit.training.own_loops`.
 
     Raises:
-        SpecError: if the batch cannot be split as asked, or XLA is wanted on several devices.
+        SpecError: if the batch cannot be split as asked.
     """
 
     def __init__(
         self,
         *,
         objective: Objective,
-        optimizer: Any,
-        source: Source,
+        updates: Updates,
+        feed: Feed,
         replicas: Replicas,
-        batch_size: int,
-        seed: int,
         accumulate: int = 1,
-        clip: Clip | None = None,
         jit_compile: bool = False,
+        record: frozenset[str] = frozenset(),
+        targets: Targets | None = None,
+        loop: TrainLoop | None = None,
     ):
-        _check_slices(batch_size, accumulate, replicas.count)
-        if jit_compile and replicas.count > 1:
+        if feed.batch_size % accumulate:
             raise SpecError(
-                f"train.jit_compile = true: works on one device, not on {replicas.count}; "
-                f"leave it out or set model.devices = 1"
+                f"train.accumulate = {accumulate}: must divide the batch size, which is "
+                f"{feed.batch_size}"
             )
-        self.objective = objective
-        self.optimizer = optimizer
-        self.replicas = replicas
-        self.batch_size = batch_size
-        self.state = State(objective.model, optimizer)
+        self.objective, self.updates = objective, updates
+        self.feed, self.replicas = feed, replicas
+        self.batch_size = feed.batch_size
+        self.targets = targets or Targets({}, "train")
+        self.loop = loop
+        self.state = State(objective.model, updates)
         self.step = 0
         self.position = 0
-        self._source, self._seed = source, seed
-        self._accumulate, self._clip = accumulate, clip or Clip()
+        self._accumulate, self._record = accumulate, record
         self._added = AddedLosses(objective.model, replicas.count)
-        self._failures = Failures()
-        self._iterator: list[Any] = []  # at most one
-        # Still reading when Python ends, it would wait for ever for its threads: by then they can
-        # no longer run the source.
-        weakref.finalize(self, self._iterator.clear)
-        self._unsaved: list[tuple[Any, np.ndarray[Any, Any]]] = []
-        self._names = ["loss", *objective.metrics, "learning_rate"]
-        one_step = self._replica_step
-        # No autograph, as in Keras: it would bury the message of an error in users' code.
-        self._replica = (
-            tf.function(one_step, jit_compile=True, autograph=False) if jit_compile else one_step
-        )
-        self._run = tf.function(self._steps, autograph=False)
+        self.columns = ("loss", *objective.metrics, *updates.rate_columns, *self._norm_columns())
+        compiled = _compiled if jit_compile else _as_it_is
+        self._gradients = compiled(self._slice_gradients)
+        # Over several devices an update calls all of them, which XLA cannot.
+        self._apply = compiled(self._update) if replicas.count == 1 else self._update
+        self._alone: Any = None
+        if replicas.count > 1:
+            spread(objective.model)
 
     def run(self, steps: int) -> Arrays:
-        """Do this many updates.
+        """Do this many updates of this model alone.
 
         Args:
             steps: at least 1.
 
         Returns:
-            float32 arrays of shape [steps]: loss (mean over the batch, with regularisers), the
-            metrics (means over the batch) and the learning rate that the step used.
+            Arrays of shape [steps, ...]: loss (mean over the batch, with regularisers), the
+            metrics (means over the batch), the learning rates that the step used, norms if they
+            were asked for, targets, and what was measured (`pipefit.records.TIMING`).
 
         Raises:
-            DataError: if the source failed, or gave something else than it declared.
-            TrainingError: if an operation failed, the optimizer did not count as many updates,
-                or the model has state that cannot be saved.
+            DataError: if the source failed, ended, or gave something else than it declared.
+            TrainingError: if an operation failed, the updates done are not as many, or the model
+                has state that cannot be saved.
         """
-        if not self._iterator:
-            self._start()
-        before = self._updates()
-        with self._failures.surfacing():
-            rows = self._run(self._iterator[0], tf.constant(steps)).numpy()
-        done = self._updates() - before
-        if done != steps:
-            raise TrainingError(f"{steps} steps were asked for, the optimizer did {done}")
-        self._refuse_unsaved()
-        self.step += steps
-        self.position += steps * self.batch_size
-        return {name: rows[:, i] for i, name in enumerate(self._names)}
+        from pipefit.training.together import Together
+
+        self._alone = self._alone or Together()
+        rows: list[Arrays] = self._alone.run([self], steps)
+        return rows[0]
 
     def snapshot(self) -> dict[str, Any]:
         """All state at the current step (see `pipefit.training.state`); cheap, not yet copied."""
@@ -133,149 +128,113 @@ class Trainer:
             raise StateMismatch(f"checkpoint: {', '.join(missing)} missing; it holds no training")
         self.state.restore(rest)
         self.step, self.position = int(arrays[STEP]), int(arrays[POSITION])
-        self._iterator.clear()
 
-    def _updates(self) -> int:
-        return int(tf.convert_to_tensor(self.optimizer.iterations.value))
+    def update(
+        self, batch: Batch, forward: Forward | None = None
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """One update, inside of a tf.function.
 
-    def _start(self) -> None:
-        dataset = training_batches(
-            self._source,
-            seed=self._seed,
-            position=self.position,
-            batch_size=self.batch_size,
-            failures=self._failures,
+        Args:
+            batch: tensors of shape [batch_size, ...].
+            forward: what gives the outputs in place of calling the model.
+
+        Returns:
+            The values of `columns`, float32 [columns], and of the targets.
+        """
+        rates = self.updates.rates()
+        slices = self.replicas.split(batch, self._accumulate)
+        sums, gradients, outputs = self.replicas.run(
+            lambda slices: self._gradients(slices, forward), slices
         )
-        self._iterator.append(iter(dataset))
-        graph = self._run.get_concrete_function(self._iterator[0], tf.constant(1)).graph
-        refuse_unsaved_random(graph.as_graph_def())
-        self._unsaved = [(v, v.numpy()) for v in self.state.others(graph.variables)]
+        norms = self._updated(self.replicas.call(_sum_over_devices, gradients))
+        if self.replicas.count > 1:
+            settle(self.objective.model)
+        scalars = tf.concat([self.replicas.total(sums), tf.stack(rates), norms], axis=0)
+        return scalars, self.targets(batch, self._whole(outputs, slices))
 
-    def _refuse_unsaved(self) -> None:
-        """After the first steps: variables that are not saved must not have changed."""
-        unsaved, self._unsaved = self._unsaved, []
-        for variable, before in unsaved:
-            if not np.array_equal(before, variable.numpy()):
-                raise TrainingError(
-                    f"model: the variable {variable.name!r} changes in training, but no layer "
-                    f"holds it as a weight, so it would not be saved and the run could not be "
-                    f"continued exactly; make it with add_weight(), or hold a "
-                    f"tf.random.Generator as an attribute of its layer"
-                )
+    def _norm_columns(self) -> list[str]:
+        paths = [variable.path for variable in self.updates.trainable]
+        kinds = [k for k in ("gradient_norm", "update_norm") if f"{k}s" in self._record]
+        return [f"{kind}/{path}" for kind in kinds for path in paths]
 
-    def _steps(self, iterator: Iterator[Batch], steps: tf.Tensor) -> tf.Tensor:
-        rows = tf.TensorArray(tf.float32, size=steps, element_shape=[len(self._names)])
-
-        def one(i: tf.Tensor, rows: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-            rate = tf.cast(self.optimizer.learning_rate, tf.float32)
-            slices = self.replicas.split(next(iterator), self._accumulate)
-            values = self.replicas.total(self.replicas.run(self._replica, slices))
-            return i + 1, rows.write(i, tf.concat([values, [rate]], axis=0))
-
-        _, rows = tf.while_loop(lambda i, _: i < steps, one, (tf.constant(0), rows))
-        return rows.stack()
-
-    def _replica_step(self, slices: list[Batch]) -> tf.Tensor:
-        variables = self.objective.model.trainable_variables
-        sums, gradients = [], []
+    def _slice_gradients(
+        self, slices: list[Batch], forward: Forward | None
+    ) -> tuple[tf.Tensor, list[Any], list[Batch]]:
+        """On one device: sums of loss and metrics, gradients, and outputs if they are wanted."""
+        variables = [v.value for v in self.updates.trainable]
+        sums, gradients, kept = [], [], []
         for fields in slices:
             self._added.begin()
             with tf.GradientTape() as tape:
-                values, _ = self.objective(fields, training=True)
+                values, outputs = self.objective(fields, training=True, forward=forward)
                 totals = [tf.reduce_sum(v) / self.batch_size for v in values.values()]
                 if added := self._added.losses():
                     # Weighted by examples like the rest: those of weights count once in all,
                     # and means over the slice become means over the batch.
                     share = next(iter(fields.values())).shape[0] / self.batch_size
-                    totals[0] += tf.add_n(added) * share
+                    totals[0] += tf.add_n([tf.cast(loss, tf.float32) for loss in added]) * share
+                goal = self.updates.scaled(totals[0])
             sums.append(tf.stack(totals))
-            gradients.append(tape.gradient(totals[0], [v.value for v in variables]))
-        self.optimizer.apply(self._clip(summed(averaged(gradients))), variables)
-        return sums[0] if len(sums) == 1 else tf.add_n(sums)
+            gradients.append(tape.gradient(goal, variables))
+            kept.append(outputs if self.targets else {})
+        return sums[0] if len(sums) == 1 else tf.add_n(sums), averaged(gradients), kept
 
-
-class Validator:
-    """Reads every example of a validation set once, with the model's variables as they are.
-
-    Args:
-        objective: the model (the one in training, or a restored one), loss and metrics.
-        source: the examples.
-        replicas: as of the model.
-        batch_size: examples at once; the last batch may be smaller.
-        outputs: names of model outputs to hand out per example.
-    """
-
-    def __init__(
-        self,
-        *,
-        objective: Objective,
-        source: Source,
-        replicas: Replicas,
-        batch_size: int,
-        outputs: tuple[str, ...] = (),
-    ):
-        self._objective, self._replicas, self._outputs = objective, replicas, outputs
-        self._failures = Failures()
-        self._dataset = validation_batches(source, batch_size, self._failures)
-        self._batch = tf.function(self._batch_values, autograph=False)
-        self._functions: dict[int, Any] = {}
-        self.examples = len(source)
-
-    def run(self, sink: Any = None) -> dict[str, float]:
-        """Validate.
-
-        Args:
-            sink: called with each batch's wanted outputs, dicts of arrays [examples, ...].
-
-        Returns:
-            Means over all examples, summed in float64.
-
-        Raises:
-            DataError: if the source failed, or gave something else than it declared.
-            TrainingError: if an operation failed.
-            SpecError: if the model has no output of a wanted name.
-        """
-        sums: dict[str, float] = {}
-        with self._failures.surfacing():
-            for batch in self._dataset:
-                values, outputs = self._traced(batch)(batch)
-                for name, value in values.items():
-                    total = float(np.sum(value.numpy(), dtype=np.float64))
-                    sums[name] = sums.get(name, 0.0) + total
-                if sink is not None and outputs:
-                    sink({name: value.numpy() for name, value in outputs.items()})
-        return {name: value / self.examples for name, value in sums.items()}
-
-    def _traced(self, batch: Batch) -> Any:
-        # There are two sizes, a full batch and the last one; TensorFlow would warn of "retracing".
-        size = next(iter(batch.values())).shape[0]
-        if size not in self._functions:
-            self._functions[size] = self._batch.get_concrete_function(batch)
-        return self._functions[size]
-
-    def _batch_values(self, batch: Batch) -> tuple[Batch, Batch]:
-        values, outputs = self._replicas.run(self._replica, self._replicas.split(batch))
-        joined = self._replicas.joined
-        return {k: joined(v) for k, v in values.items()}, {k: joined(v) for k, v in outputs.items()}
-
-    def _replica(self, slices: list[Batch]) -> tuple[Batch, Batch]:
-        values, outputs = self._objective(slices[0], training=False)
-        missing = [name for name in self._outputs if name not in outputs]
-        if missing:
-            raise SpecError(
-                f"outputs = {missing}: the model has no such outputs; it has {', '.join(outputs)}"
-            )
-        return values, {name: outputs[name] for name in self._outputs}
-
-
-def _check_slices(batch_size: int, accumulate: int, devices: int) -> None:
-    if batch_size % accumulate:
-        raise SpecError(
-            f"train.accumulate = {accumulate}: must divide the batch size, which is {batch_size}"
+    def _updated(self, gradients: Any) -> tf.Tensor:
+        """Apply summed gradients; float32 norms, none if they were not asked for."""
+        gradients = self.replicas.call(self.updates.unscaled, gradients)
+        if not self.updates.loss_scaling:
+            return self.replicas.first(self.replicas.call(self._apply, gradients))
+        # The condition stands around the devices: inside of one, they could not meet to update.
+        finite = self.updates.finite(self.replicas.firsts(gradients))
+        norms = tf.cond(
+            finite,
+            lambda: self.replicas.first(self.replicas.call(self._apply, gradients)),
+            lambda: tf.fill([len(self._norm_columns())], float("nan")),
         )
-    if batch_size // accumulate < devices:
-        raise SpecError(
-            f"model.devices: {devices} devices are too many for slices of "
-            f"{batch_size // accumulate} examples (batch size {batch_size}, train.accumulate = "
-            f"{accumulate}); each needs at least one: use fewer devices or a larger batch"
-        )
+        self.updates.rescale(finite)
+        return norms
+
+    def _update(self, gradients: list[Any]) -> tf.Tensor:
+        variables = [v.value for v in self.updates.trainable]
+        norms = []
+        if "gradient_norms" in self._record:
+            norms += [_norm(0.0 if g is None else g) for g in gradients]
+        before = [tf.identity(v) for v in variables] if "update_norms" in self._record else []
+        self.updates.apply(gradients)
+        norms += [_norm(v - old) for v, old in zip(variables, before, strict=False)]
+        return tf.stack(norms) if norms else tf.zeros([0])
+
+    def _whole(self, outputs: Any, slices: list[list[Batch]]) -> Batch:
+        """The outputs of the whole batch, in its order, from those of all slices."""
+        if not self.targets:
+            return {}
+        if self.replicas.count == 1 and self._accumulate == 1:
+            return dict(outputs[0])
+        sizes = [next(iter(part.values())).shape[0] for part in slices[0]]
+        for name, value in self.replicas.firsts(outputs[0]).items():
+            if value.shape.rank == 0 or value.shape[0] != sizes[0]:
+                raise SpecError(
+                    f"train.targets: output {name!r} has shape {value.shape} for {sizes[0]} "
+                    f"examples: it cannot be put together from several slices of a batch; give "
+                    f"one row per example, or use one device and train.accumulate = 1"
+                )
+        parts = [{k: self.replicas.joined(v) for k, v in part.items()} for part in outputs]
+        return {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
+
+
+def _sum_over_devices(gradients: list[Any]) -> list[Any]:
+    return summed(gradients)
+
+
+def _norm(value: Any) -> tf.Tensor:
+    return tf.norm(tf.cast(tf.convert_to_tensor(value), tf.float32))
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # No autograph, as in Keras: it would bury the message of an error in users' code.
+    compiled: Callable[..., Any] = tf.function(function, jit_compile=True, autograph=False)
+    return compiled

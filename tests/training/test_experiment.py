@@ -174,14 +174,14 @@ def test_equal_data_tables_share_one_source(folders):
 
 def test_a_subclassed_model_is_built_on_the_data(folders):
     made = experiment(folders, model={"builder": f"{__name__}:Subclassed"})
-    assert {v.path for v in made.model.variables} == {"own/dense/kernel", "own/dense/bias"}
+    assert {v.path for v in made.network.variables} == {"own/dense/kernel", "own/dense/bias"}
     made.trainer().run(1)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_batch_normalisation_is_synchronised_where_it_matters(folders, devices):
     made = experiment(folders, devices, model={"builder": f"{__name__}:plain_norm"})
-    norm = next(layer for layer in made.model._flatten_layers() if layer.name == "norm")
+    norm = next(layer for layer in made.network._flatten_layers() if layer.name == "norm")
     assert norm.synchronized == (devices > 1)
 
 

@@ -10,14 +10,14 @@ from training_helpers import SEED, arrays, assert_equal, linear, make_trainer, p
 from pipefit.data import examples
 from pipefit.errors import Diverged, Interrupted, SpecError
 from pipefit.records import Best
-from pipefit.training import Loop, Schedule
+from pipefit.training import Course, Loop, Schedule, Validated
 
 
 class Recorder:
     """Receives everything; asks to stop once a step is reached."""
 
     def __init__(self, stop_at=None, fail_at=None):
-        self.events, self.reached, self.progressed = [], 0, []
+        self.events, self.reached, self.progressed, self.ended = [], 0, [], []
         self.stop_at, self.fail_at = stop_at, fail_at
 
     def metrics(self, block):
@@ -39,6 +39,12 @@ class Recorder:
     def stop_requested(self):
         return self.stop_at is not None and self.reached >= self.stop_at
 
+    def finished(self, early):
+        self.ended.append(early)
+
+    def failed(self, error):
+        self.ended.append(error)
+
     def of(self, kind):
         return [event[1:] for event in self.events if event[0] == kind]
 
@@ -50,27 +56,25 @@ class Recorder:
 class Scripted:
     """A validation set whose numbers are given."""
 
-    examples = 7
-
     def __init__(self, *numbers):
         self.numbers = iter(numbers)
 
     def run(self):
-        return {"loss": 0.5, "accuracy": next(self.numbers)}
+        return Validated({"loss": 0.5, "accuracy": next(self.numbers)}, {}, 7)
 
 
 def loop(recorder, trainer, *, validators=None, **options):
     names = ("steps", "metrics_every", "validate_every", "checkpoint_every", "recent_every")
     schedule = Schedule(**{name: options.pop(name) for name in names if name in options})
-    made = Loop(
+    course = Course(
         trainer=trainer,
         validators=validators or {},
         schedule=schedule,
         actions=recorder,
         **options,
     )
-    made.run()
-    return made
+    Loop([course]).run()
+    return course
 
 
 @functools.cache

@@ -222,13 +222,3 @@ class TestRefused:
         there = len(tf.config.list_physical_devices("GPU"))
         with pytest.raises(DeviceError, match=f"{there + 1} GPU devices wanted"):
             Replicas(kind="gpu", count=there + 1)
-
-    def test_a_batch_smaller_than_the_devices(self):
-        with pytest.raises(SpecError, match=r"4 devices are too many for slices of 3 examples"):
-            make_trainer(devices=4, batch=3)
-        with pytest.raises(SpecError, match=r"slices of 2 examples \(batch size 8, .* 4\)"):
-            make_trainer(devices=4, batch=8, accumulate=4)
-
-    def test_xla_on_several_devices(self):
-        with pytest.raises(SpecError, match="jit_compile = true: works on one device, not on 2"):
-            make_trainer(devices=2, jit_compile=True)

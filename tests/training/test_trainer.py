@@ -22,6 +22,7 @@ from training_helpers import (
 
 from pipefit.data import Arrays, examples
 from pipefit.errors import SpecError, TrainingError
+from pipefit.records import TIMING
 from pipefit.training import Clip
 from pipefit.training.objective import accuracy
 
@@ -54,9 +55,9 @@ def test_counts_steps_and_positions():
     assert (trainer.step, trainer.position) == (0, 0)
     rows = trainer.run(3)
     assert (trainer.step, trainer.position) == (3, 24)
+    names = {"loss", "learning_rate", *TIMING}
     assert {name: (row.shape, row.dtype) for name, row in rows.items()} == {
-        "loss": ((3,), np.float32),
-        "learning_rate": ((3,), np.float32),
+        name: ((3,), np.float32) for name in names
     }
 
 

@@ -56,8 +56,9 @@ def test_a_small_last_batch_weighs_as_much_as_its_examples():
     validator = make_validator(
         dropout_and_norm(), source, loss=lambda x: x[:, 0], metrics={"label": lambda labels: labels}
     )
-    assert validator.examples == 10
-    numbers = validator.run()
+    assert validated.examples == 10
+    validated = validator.run()
+    numbers = validated.metrics
     assert numbers["loss"] == pytest.approx(source.fields["x"][:, 0].sum() / 10, rel=1e-6)
     assert numbers["label"] == pytest.approx((0 + 1 + 2) * 3 / 10)
 
@@ -68,12 +69,12 @@ def test_sums_are_taken_in_float64():
     big = Arrays(v=np.r_[np.float32(2**25), np.ones(99, np.float32)])
     x = keras.Input((), name="v")
     validator = make_validator(keras.Model(x, x * 1), big, loss=lambda v: v, batch=1, metrics={})
-    assert validator.run()["loss"] == (2**25 + 99) / 100
+    assert validator.run().metrics["loss"] == (2**25 + 99) / 100
 
 
 def test_without_dropout_twice_the_same(trainer):
     validator = make_validator(trainer.objective.model, points(10, seed=1))
-    first, second = validator.run(), validator.run()
+    first, second = validator.run().metrics, validator.run().metrics
     assert first == second
     assert list(first) == ["loss", "accuracy"]
 
@@ -148,7 +149,7 @@ def test_on_several_devices_the_same_numbers_and_outputs(devices):
             replicas=trainer.replicas,
             outputs=("logits",),
         )
-        results.append((validator.run(outputs.append), outputs))
+        results.append((validator.run(outputs.append).metrics, outputs))
     (one, one_outputs), (many, many_outputs) = results
     assert many == pytest.approx(one, rel=1e-6)
     assert [len(batch["logits"]) for batch in many_outputs] == [4, 4, 1]
@@ -164,6 +165,6 @@ def test_regularisers_are_not_part_of_the_validated_loss():
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(
         source.fields["labels"], model(source.fields["x"])["logits"]
     )
-    assert make_validator(model, source).run()["loss"] == pytest.approx(
+    assert make_validator(model, source).run().metrics["loss"] == pytest.approx(
         float(tf.reduce_mean(loss)), rel=1e-6
     )

@@ -11,7 +11,20 @@ import keras
 import numpy as np
 
 from pipefit.data import Arrays, examples
-from pipefit.training import Clip, Objective, Replicas, Trainer, per_example, prepare
+from pipefit.records import TIMING
+from pipefit.training import (
+    Clip,
+    Feed,
+    Group,
+    Objective,
+    Part,
+    Replicas,
+    Targets,
+    Trainer,
+    Updates,
+    freeze,
+    per_example,
+)
 from pipefit.training.objective import sparse_softmax_cross_entropy
 
 SEED = 5
@@ -78,31 +91,46 @@ def make_trainer(
     metrics: Mapping[str, Any] | None = None,
     groups: Sequence[tuple[str, float]] = (),
     clip: Clip | None = None,
+    parts: Callable[[], Sequence[Part]] | None = None,
+    trainable: str | None = None,
     devices: int = 1,
+    indices: Sequence[int] | None = None,
     batch: int = BATCH,
     seed: int = SEED,
     initial: int = 1,
+    feed: Feed | None = None,
+    targets: Mapping[str, Any] | None = None,
+    updates: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Trainer:
-    """A trainer; the same arguments give the same names and initial values."""
+    """A trainer; the same arguments give the same names and initial values.
+
+    `parts` makes the optimizers, else there is one; `updates` and `rest` go to the constructors.
+    """
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(initial)
-    replicas = Replicas(kind="cpu", count=devices)
+    chosen = range(devices) if indices is None else indices
+    replicas = Replicas(kind="cpu", indices=chosen, alone=False)
     with replicas.scope():
         built = model()
-        made = optimizer() if optimizer else keras.optimizers.SGD(0.1)
-        prepared = prepare(made, built.trainable_variables, groups)
+        if trainable is not None:
+            freeze(built, trainable)
+        if parts is None:
+            made = optimizer() if optimizer else keras.optimizers.SGD(0.1)
+            scales = tuple(Group(match, scale) for match, scale in groups)
+            used: Sequence[Part] = [Part(made, clip=clip, groups=scales)]
+        else:
+            used = parts()
+        prepared = Updates(built, used, **(updates or {}))
     called = {name: per_example(value, name) for name, value in (metrics or {}).items()}
     return Trainer(
         objective=Objective(
             built, per_example(loss or sparse_softmax_cross_entropy(), "loss"), called
         ),
-        optimizer=prepared,
-        source=source or points(),
+        updates=prepared,
+        feed=feed or Feed(source or points(), seed=seed, batch_size=batch),
         replicas=replicas,
-        batch_size=batch,
-        seed=seed,
-        clip=clip,
+        targets=Targets(targets or {}, "train"),
         **rest,
     )
 
@@ -118,8 +146,14 @@ def weights(trainer: Trainer) -> dict[str, np.ndarray]:
     return {k.removeprefix("model/"): v for k, v in state.items() if k.startswith("model/")}
 
 
+def counting(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Without what is measured, and differs between two equal runs."""
+    return {name: value for name, value in values.items() if name not in TIMING}
+
+
 def assert_equal(got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-    """Bit for bit."""
+    """Bit for bit, except of what is measured."""
+    got, expected = counting(got), counting(expected)
     assert list(got) == list(expected)
     different = [k for k in expected if got[k].tobytes() != expected[k].tobytes()]
     assert not different
@@ -128,7 +162,8 @@ def assert_equal(got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarra
 def assert_close(
     got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], tolerance: float = 1e-6
 ) -> None:
-    """Every element, absolute and relative."""
+    """Every element, absolute and relative, except of what is measured."""
+    got, expected = counting(got), counting(expected)
     assert set(got) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
