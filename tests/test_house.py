@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "spec": "errors records refs",
     "archives": "errors settings",
     "store": "errors records settings",
-    "data": "errors records refs spec",
+    "data": "archives errors records refs settings spec",
     "training": "errors records refs spec data",
     "report": "errors records",
     "execution": "errors records settings spec store",
@@ -47,6 +47,9 @@ ONLY_IN = {
     "jinja2": "report cli",
     "numpy": "data training store report execution execution.worker",
     "pandas": "data store report cli",
+    "h5py": "data",
+    "PIL": "data",
+    "pyarrow": "data",
 }
 
 #: Parts that import nothing but the standard library and these.

@@ -25,6 +25,7 @@ import numpy.typing as npt
 _U64 = np.uint64
 _MASK = (1 << 64) - 1
 _ROUNDS = 6
+_GOLDEN = _U64(0x9E3779B97F4A7C15)
 
 Indices = npt.NDArray[np.int64]
 
@@ -58,6 +59,33 @@ def examples(*, seed: int, start: int, count: int, n: int) -> Indices:
         dtype=_U64,
     )
     return _permute(offsets.astype(_U64), keys, (epochs - first), n).astype(np.int64)
+
+
+def augmentation_seeds(*, seed: int, start: int, count: int) -> Indices:
+    """Seeds for random changes to the examples at the positions start, start + 1, ...
+
+    Args:
+        seed: of the run, not negative.
+        start: first position, not negative.
+        count: how many.
+
+    Returns:
+        int64 array of shape [count, 2], such as `tf.random.stateless_uniform` takes for a seed;
+        pure functions of (seed, position).
+    """
+    words = np.arange(2 * start, 2 * (start + count), dtype=_U64)
+    # Keyed apart from the epochs, which are not negative.
+    mixed = _mix(_mix(words * _GOLDEN + _U64(_key(seed, -1))) ^ _U64(_key(seed, -2)))
+    return mixed.view(np.int64).reshape(count, 2)
+
+
+def derived_seed(seed: int, word: int) -> int:
+    """A seed for one of several orders that belong together, from the seed of all of them.
+
+    >>> derived_seed(0, 1) != derived_seed(0, 2) != derived_seed(1, 2)
+    True
+    """
+    return _key(seed, word)
 
 
 def _permute(
