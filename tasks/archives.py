@@ -31,6 +31,11 @@ class ArchiveTask(luigi.Task):
         description="where a relative path is looked for after the current folder",
     )
 
+    @property
+    def subject(self) -> str:
+        """What it is about, for people."""
+        return f"archive {self.sha256}"
+
 
 class CacheArchive(ArchiveTask):
     """Fetches an archive into the cache; see `pipefit.archives.fetch`."""

@@ -14,7 +14,8 @@ import luigi
 import luigi.configuration
 
 from pipefit import settings
-from pipefit.errors import PipefitError
+from pipefit.errors import PipefitError, SpecError
+from pipefit.execution import last_steps
 from pipefit.records import RunOrder
 from pipefit.spec import Spec, check_builders, parse_set, read_spec
 from pipefit.store import Store, open_store
@@ -89,6 +90,11 @@ class ExperimentTask(luigi.Task):
         """The experiment; read once per process and then kept, whatever happens to the file."""
         return load_spec(self.config, self.set)
 
+    @property
+    def subject(self) -> str:
+        """What it is about, for people."""
+        return f"{self.spec.collection}/{self.spec.name}"
+
     def deps(self) -> list[luigi.Task]:
         """What must be complete first; asked only if this task is not.
 
@@ -104,18 +110,54 @@ class ExperimentTask(luigi.Task):
         """The parameters for another task of the same experiment."""
         return {"config": self.config, "set": self.set, "allow_change": self.allow_change}
 
-    def run_order(self) -> RunOrder:
-        """What identifies the run in the store."""
-        spec = self.spec
-        return RunOrder(
-            collection=spec.collection,
-            name=spec.name,
-            identity=spec.identity,
-            parts=spec.parts(),
-            spec=spec.to_json(),
-            steps=spec.train.steps,
-            allow_change=tuple(shlex.split(self.allow_change)),
-        )
+    def run_orders(self) -> dict[str, RunOrder]:
+        """What identifies the runs in the store, by the name of their model."""
+        allowed = tuple(shlex.split(self.allow_change))
+        return {model: _run_order(spec, allowed) for model, spec in self.spec.runs().items()}
+
+
+class ModelTask(ExperimentTask):
+    """A task about the run of one of the models of an experiment."""
+
+    model = luigi.Parameter(default="", description="which of several models, [models.NAME]")
+
+    def __init__(self, *args: object, **kwargs: object):
+        super().__init__(*args, **kwargs)
+        known = self.spec.runs()
+        if self.model not in known:
+            names = ", ".join(filter(None, known)) or "only one, which needs no name"
+            raise SpecError(
+                f"{self.config}: model = {self.model!r}: there is no such model; there are: {names}"
+            )
+
+    @property
+    def run_spec(self) -> Spec:
+        """The experiment of this model alone."""
+        return self.spec.runs()[self.model]
+
+    @property
+    def subject(self) -> str:
+        """What it is about, for people."""
+        return f"{self.run_spec.collection}/{self.run_spec.name}"
+
+    def last_step(self) -> int:
+        """The step at which the run ends: `train.steps`, unless a rule has ended it before."""
+        order = self.run_orders()[self.model]
+        return last_steps(store(), [order])[order.name]
+
+
+@functools.cache
+def _run_order(spec: Spec, allow_change: tuple[str, ...]) -> RunOrder:
+    return RunOrder(
+        collection=spec.collection,
+        name=spec.name,
+        identity=spec.identity,
+        parts=spec.parts(),
+        spec=spec.to_json(),
+        steps=spec.train.steps,
+        allow_change=allow_change,
+        stop_rules=spec.stop_rules(),
+    )
 
 
 @functools.cache

@@ -32,17 +32,19 @@ _PAGE_PAUSE = 300.0
 
 
 class Display:
-    """Shows the events of one worker.
+    """Shows the events of one worker: one bar and one percentage, however many runs it trains.
 
     Args:
         task: the Luigi task that runs it.
-        label: the run, in front of every line.
+        label: what it does, in front of every line.
         steps: the last step; 0 shows no progress.
+        runs: labels of the runs that it trains, by their names, for lines about one of them.
     """
 
-    def __init__(self, task: luigi.Task, label: str, steps: int):
+    def __init__(self, task: luigi.Task, label: str, steps: int, runs: Mapping[str, str]):
         self._task: Any = task
-        self._label, self._steps = label, steps
+        self._label, self._steps, self._runs = label, steps, runs
+        self._newest: dict[str, Mapping[str, Any]] = {}
         self._paged = self._lined = -math.inf
         self._bar: tqdm[Any] | None = None
         self._stack = contextlib.ExitStack()
@@ -56,14 +58,20 @@ class Display:
     def __call__(self, event: Event) -> None:
         """Show an event."""
         if event.kind == "log":
+            label = self._runs.get(event.values.get("run", ""), self._label)
             step = event.values["step"]
-            where = self._label if step is None else f"{self._label} step {step}"
+            where = label if step is None else f"{label} step {step}"
             logger.log(event.values["level"], "%s: %s", where, event.values["message"])
+        elif event.kind == "text":
+            print(event.values["text"], flush=True)
         elif event.kind == "progress" and self._steps:
-            self._progress(event.values)
+            self._newest[event.values.get("run", "")] = event.values
+            self._progress(slowest(self._newest))
 
     def _progress(self, values: Mapping[str, Any]) -> None:
         text = describe(values)
+        if len(self._newest) > 1:
+            text += f" (slowest of {len(self._newest)}: {values['run']})"
         now = time.monotonic()
         last = values["step"] >= self._steps
         if sys.stderr.isatty():
@@ -110,6 +118,12 @@ class Display:
             nrows=rows,
         )
         return self._stack.enter_context(bar)
+
+
+def slowest(newest: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The progress of the run that the others wait for, of the newest of every run."""
+    going_on = [values for values in newest.values() if not values.get("over")]
+    return min(going_on or newest.values(), key=lambda values: int(values["step"]))
 
 
 def describe(values: Mapping[str, Any]) -> str:

@@ -19,6 +19,18 @@ class ArchiveTarget(luigi.Target):
         """One look at the file's size and time, unless they changed."""
         return archives.cached(self.sha256) is not None
 
+    @property
+    def path(self) -> str:
+        """The file.
+
+        Raises:
+            ArchiveError: it is not there, or damaged.
+        """
+        file = archives.cached(self.sha256)
+        if file is None:
+            raise ArchiveError(f"archive {self.sha256} is not there, or was damaged; run again")
+        return str(file)
+
     def __str__(self) -> str:
         return f"archive {self.sha256}"
 

@@ -1,4 +1,4 @@
-"""Train: the training core in a fresh process, up to a committed checkpoint of `train.steps`."""
+"""Train: the training core in a fresh process, up to the committed checkpoint of the last step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import luigi
@@ -15,8 +16,9 @@ from luigi.task_status import RUNNING
 
 from pipefit import settings
 from pipefit.errors import RunOwned, SettingsError
-from pipefit.execution import Order, Signalled, executor, log_path, reached
-from tasks.archives import UntarArchive
+from pipefit.execution import Order, Signalled, completed, executor, last_steps, log_path
+from pipefit.spec import Spec
+from tasks.archives import CacheArchive, UntarArchive
 from tasks.base import ExperimentTask, store
 from tasks.progress import Display
 from tasks.signals import Preempted
@@ -36,39 +38,53 @@ class WorkerTask(ExperimentTask):
 
     def unpacked(self) -> dict[str, luigi.Task]:
         """The tasks that bring the experiment's archives, by name."""
-        spec = self.spec
-        base = spec.import_paths()[0]
-        return {
-            name: UntarArchive(
-                url=archive.url,
-                sha256=archive.sha256,
-                base=base,
-                max_bytes=archive.max_bytes or 0,
-                max_members=archive.max_members or 0,
-            )
-            for name, archive in spec.archives.items()
-        }
+        base = self.spec.import_paths()[0]
+        tasks: dict[str, luigi.Task] = {}
+        for name, archive in self.spec.archives.items():
+            same = {"url": archive.url, "sha256": archive.sha256, "base": base}
+            if archive.unpack:
+                members, size = archive.max_members or 0, archive.max_bytes or 0
+                tasks[name] = UntarArchive(max_members=members, max_bytes=size, **same)
+            else:
+                tasks[name] = CacheArchive(**same)
+        return tasks
 
-    def carry_out(self, label: str, steps: int, **details: Any) -> None:
+    def order(self, spec: Spec, uri: str, **details: Any) -> Order:
+        """What the worker is to do.
+
+        Args:
+            spec: the experiment, or that of one of its models.
+            uri: of the database; empty if there is no need of one.
+            **details: the kind of the order, and what belongs to it.
+        """
+        return Order(
+            spec=spec.to_json(),
+            uri=uri,
+            folders={name: task.output().path for name, task in self.unpacked().items()},
+            import_paths=tuple(self.spec.import_paths()),
+            lease_seconds=_lease_seconds(),
+            program={"command": shlex.join(sys.argv)},
+            **details,
+        )
+
+    def carry_out(
+        self, order: Order, label: str, steps: int = 0, runs: Mapping[str, str] | None = None
+    ) -> None:
         """Run the worker until it is done.
+
+        Args:
+            order: what it is to do.
+            label: in front of every line that is shown.
+            steps: where the training ends; 0 shows no progress.
+            runs: labels of the runs that the worker trains, by their names.
 
         Raises:
             Preempted: after SIGTERM or SIGINT, the run being checkpointed.
             PipefitError: whatever the worker refused or failed with.
         """
-        spec = self.spec
-        order = Order(
-            spec=spec.to_json(),
-            uri=settings.mongo_uri(),
-            folders={name: task.output().path for name, task in self.unpacked().items()},
-            import_paths=tuple(spec.import_paths()),
-            lease_seconds=_lease_seconds(),
-            program={"command": shlex.join(sys.argv)},
-            **details,
-        )
         self._link(log_path(order).as_uri())
         run_by = executor(settings.value("execution", "executor", "local"))
-        with Display(self, label, steps) as display:
+        with Display(self, label, steps, runs or {}) as display:
             try:
                 run_by.run(order, display, self._asked_to_stop)
             except Signalled as error:
@@ -105,36 +121,36 @@ class WorkerTask(ExperimentTask):
 
 
 class Train(WorkerTask):
-    """Trains the run of an experiment, or continues it."""
+    """Trains the run of an experiment, or the runs of its models, or continues them."""
 
     def requires(self) -> dict[str, luigi.Task]:
         """The archives."""
         return self.unpacked()
 
-    def output(self) -> CheckpointTarget:
-        """The committed checkpoint of the last step."""
-        spec = self.spec
-        return CheckpointTarget(spec.collection, spec.name, spec.train.steps)
+    def output(self) -> list[CheckpointTarget]:
+        """The committed checkpoint of the last step of every run."""
+        steps = last_steps(store(), list(self.run_orders().values()))
+        return [CheckpointTarget(self.spec.collection, run, step) for run, step in steps.items()]
 
     def complete(self) -> bool:
-        """Whether that checkpoint is committed, by this very experiment.
+        """Whether every run has come to its end, by this very experiment.
 
         Raises:
-            IdentityMismatch: if the run of this name is another experiment.
-            StoreError: if the run is beyond that step and keeps no checkpoint of it.
+            IdentityMismatch: if a run of this name is another experiment.
+            StoreError: if a run is beyond that step and keeps no checkpoint of it.
         """
-        return reached(store(), self.run_order())
+        orders = list(self.run_orders().values())
+        return len(completed(store(), orders)) == len(orders)
 
     def run(self) -> None:
-        """Train, once nobody else owns the run."""
-        order = self.run_order()
-        _wait_for_owner(order.collection, order.name)
-        self.carry_out(
-            f"{order.collection}/{order.name}",
-            order.steps,
-            kind="train",
-            allow_change=tuple(order.allow_change),
-        )
+        """Train, once nobody else owns the runs."""
+        spec, runs = self.spec, {}
+        for wanted in self.run_orders().values():
+            _wait_for_owner(wanted.collection, wanted.name)
+            runs[wanted.name] = f"{wanted.collection}/{wanted.name}"
+        allowed = tuple(shlex.split(self.allow_change))
+        order = self.order(spec, settings.mongo_uri(), kind="train", allow_change=allowed)
+        self.carry_out(order, self.subject, spec.train.steps, runs)
 
 
 def _lease_seconds() -> float:

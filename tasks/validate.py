@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import luigi
 
+from pipefit import settings
 from pipefit.errors import SpecError
+from tasks.base import ModelTask
 from tasks.targets import ValidationTarget
 from tasks.train import Train, WorkerTask
 
 
-class Validate(WorkerTask):
-    """Validates the run at one step."""
+class Validate(WorkerTask, ModelTask):
+    """Validates a run at one step."""
 
     validation = luigi.Parameter(description="the validation set")
-    step = luigi.IntParameter(default=0, description="a step with a checkpoint; 0: train.steps")
+    step = luigi.IntParameter(default=0, description="a step with a checkpoint; 0: the last one")
 
     def __init__(self, *args: object, **kwargs: object):
         super().__init__(*args, **kwargs)
@@ -25,9 +27,14 @@ class Validate(WorkerTask):
             )
 
     @property
+    def subject(self) -> str:
+        """What it is about, for people."""
+        return f"{super().subject} {self.validation}"
+
+    @property
     def at(self) -> int:
         """The step that is validated."""
-        return self.step or self.spec.train.steps
+        return self.step or self.last_step()
 
     def requires(self) -> dict[str, luigi.Task]:
         """The training and the archives."""
@@ -35,11 +42,13 @@ class Validate(WorkerTask):
 
     def output(self) -> ValidationTarget:
         """The committed record."""
-        spec = self.spec
+        spec = self.run_spec
         return ValidationTarget(spec.collection, spec.name, self.validation, self.at)
 
     def run(self) -> None:
         """Validate in a worker process."""
-        spec = self.spec
-        label = f"{spec.collection}/{spec.name} {self.validation} at step {self.at}"
-        self.carry_out(label, 0, kind="validate", validation=self.validation, step=self.at)
+        spec, step = self.run_spec, self.at
+        order = self.order(
+            spec, settings.mongo_uri(), kind="validate", validation=self.validation, step=step
+        )
+        self.carry_out(order, f"{self.subject} at step {step}")

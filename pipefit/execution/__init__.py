@@ -1,6 +1,6 @@
 """Carrying out orders in worker processes; `pipefit.execution.worker` is what they run."""
 
-from pipefit.execution.checks import completed, reached
+from pipefit.execution.checks import completed, last_steps, reached
 from pipefit.execution.executors import (
     Executor,
     InlineExecutor,
@@ -20,6 +20,7 @@ __all__ = [
     "Signalled",
     "completed",
     "executor",
+    "last_steps",
     "log_path",
     "reached",
 ]

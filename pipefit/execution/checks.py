@@ -46,6 +46,22 @@ def completed(store: Store, orders: Sequence[RunOrder]) -> dict[str, int]:
     return steps
 
 
+def last_steps(store: Store, orders: Sequence[RunOrder]) -> dict[str, int]:
+    """By run the step at which it ends: `train.steps`, unless a rule has ended it before.
+
+    Args:
+        store: asked only if an order has rules.
+        orders: of runs of one collection.
+
+    Raises:
+        StoreUnavailable: it cannot be asked.
+    """
+    if not any(order.stop_rules for order in orders):
+        return {order.name: order.steps for order in orders}
+    statuses = store.statuses(orders[0].collection, [order.name for order in orders])
+    return {order.name: final_step(statuses.get(order.name), order) for order in orders}
+
+
 def reached(store: Store, order: RunOrder) -> bool:
     """Whether a run has come to its end; see `completed`."""
     return order.name in completed(store, [order])

@@ -27,9 +27,9 @@ class Order:
     """Everything a worker needs; plain data.
 
     Attributes:
-        kind: "train" every run of the spec to its end; "validate" one set at one step of a spec with
-            one model; "fast_dev_run": one step of everything; "describe" the models. The last two
-            need no database.
+        kind: "train" every run of the spec to its end, "validate" one set at one step of a spec
+            with one model, or, without any database, "fast_dev_run" one step of everything, or
+            "describe" the models.
         spec: the resolved experiment, as `Spec.to_json` writes it.
         uri: of the database, with its password: orders go through a pipe and are never logged.
         folders: where the archives are (a folder of the unpacked files, or the file), by their name
@@ -75,7 +75,8 @@ class Event:
             examples/s, seconds_left), "text" (text: something to print) or "outcome" (error: None
             for success, the name of a class of pipefit.errors for what was raised on purpose, else
             ""; message; traceback). Of a process that trains several runs, "log" and "progress" say
-            with `run` which one they are about.
+            with `run` which one they are about, and the last progress of a run that ends before its
+            last step, however it ends, has `over`: nobody waits for it any more.
         values: the rest.
     """
 
