@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from pipefit.data import Arrays, Source, check_fields, examples, field_specs
 from pipefit.errors import DataError, PipefitError, TrainingError
+from pipefit.training.sharing import shared
 from pipefit.training.waiting import Waiting
 
 Batch = dict[str, tf.Tensor]
@@ -161,8 +162,7 @@ def _read(
     options.autotune.enabled = False
     options.deterministic = True
     if type(source) is Arrays:  # a subclass may give something else than its arrays
-        with tf.device("CPU:0"):
-            tensors = {name: tf.constant(value) for name, value in source.fields.items()}
+        tensors = {name: shared(value) for name, value in source.fields.items()}
         batches = indices.map(lambda i: {name: tf.gather(t, i) for name, t in tensors.items()})
     else:
         batches = _read_in_python(source, indices, size, failures)
