@@ -1,6 +1,6 @@
-"""How tensors and metric columns become bytes, and back.
+"""How tensors become bytes, and back.
 
-Tensors are kept in the safetensors layout: eight bytes with the length of a JSON header, the
+They are kept in the safetensors layout: eight bytes with the length of a JSON header, the
 header with dtype, shape, begin and end of every tensor, then the data, little-endian.
 
     >>> import numpy as np
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 import safetensors.numpy
 
 from pipefit.errors import StoreError
-from pipefit.records import MetricBlock, TensorEntry
+from pipefit.records import TensorEntry
 
 Bytes = bytes | bytearray | memoryview
 
@@ -44,9 +44,6 @@ _DTYPES = {
     "F64": "float64",
     "C64": "complex64",
 }
-
-#: Bytes of metric columns in one record; a record stays far below MongoDB's limit of 16 MiB.
-METRICS_BYTES = 512 * 1024
 
 
 @dataclass(frozen=True)
@@ -140,41 +137,3 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
     bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return bfloat16
-
-
-def split_block(block: MetricBlock) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
-    """Cut a block into records: first step, number of steps, columns.
-
-    Raises:
-        StoreError: a column is not numeric, or not of shape [steps].
-    """
-    columns = {name: _column(name, values, len(block)) for name, values in block.columns.items()}
-    row_bytes = sum(values.itemsize for values in columns.values())
-    rows = max(1, METRICS_BYTES // max(1, row_bytes))
-    for begin in range(0, len(block), rows):
-        end = min(begin + rows, len(block))
-        yield (
-            block.first + begin,
-            end - begin,
-            [
-                {"name": name, "dtype": values.dtype.str, "data": values[begin:end].tobytes()}
-                for name, values in columns.items()
-            ],
-        )
-
-
-def _column(name: str, values: np.ndarray, steps: int) -> np.ndarray:
-    column = np.asarray(values)
-    if column.dtype.name == "bfloat16":
-        column = column.astype(np.float32)
-    if column.dtype.kind not in "fiub" or column.shape != (steps,):
-        raise StoreError(
-            f"metric {name!r} is {column.dtype} of shape {list(column.shape)}: columns of a block "
-            f"are numbers of one shape, here [{steps}]"
-        )
-    return column.astype(column.dtype.newbyteorder("<"), copy=False)
-
-
-def column_values(column: Mapping[str, Any]) -> np.ndarray:
-    """The values of a stored metric column, read only."""
-    return np.frombuffer(column["data"], dtype=np.dtype(column["dtype"]))

@@ -10,8 +10,9 @@ A run's document (`<c>.runs`) has the run's name as its `_id` and stays small ho
     lease                           {fence, token, owner, since, expires} or null
     attempt                         {fence, owner, started, start, ended, state, reason, reached}
     ended                           {kind, rule, step, reason} if it ended before its last step
-    history                         [{time, fence, changes: [{key, old, new}]}] and, of `note`,
-                                    [{time, fence, number, event: {...}}]
+    described                       {model: JSON text, artifacts: [{name, file, size, sha256}]}
+    history                         [{time, fence, changes: [{key, old, new}]}], and what `note`
+                                    says: [{time, fence, number, ...}], counted per attempt
 
 A record (`<c>.records`) has run, kind, name, step and fence, is unique by the first four, and is
 replaced, never changed. `name` is the set of a validation, the id of a checkpoint or of outputs,
@@ -24,6 +25,13 @@ the name of an artifact, else "". `step` of an attempt is its fence.
     validated       commit_validation       ... and its step is committed
     summary         write_summary           ... and its step is committed
     attempt, artifact, outputs              always; outputs are seen when a `validated` names them
+
+Files of `<c>.checkpoints` are named by the records "checkpoint". Files of `<c>.artifacts` are named
+by `described` of the run's document, and by the records "artifact" (`file`), "outputs"
+(`shards.id`), "metrics" (`columns.file`), "validation" and "validated" (`values.file`); their
+metadata have the run. A file that none of these names is garbage once it is older than the lease
+of whoever may still be writing its record. So is a record that will never count, with the files
+it names: one of metrics or of a validation whose steps all are of a line that was cut off.
 
 In a run's document read from the server, `now` is the server's time.
 """
@@ -116,6 +124,9 @@ def described(run: Mapping[str, Any], collection: str) -> Document:
     """A run's document as plain values, for people and reports."""
     document = {key: value for key, value in run.items() if key not in ("_id", "now")}
     document.update({key: json.loads(run[key]) for key in _JSON_FIELDS})
+    told = document.pop("described", None) or {"model": "null", "artifacts": ()}
+    document["model"] = json.loads(told["model"])
+    document["artifacts"] = [file["name"] for file in told["artifacts"]]
     lease = lease_of(run)
     document["lease"] = lease and {key: run["lease"][key] for key in ("owner", "since", "expires")}
     return {**document, "name": run["_id"], "collection": collection, "state": str(state_of(run))}
@@ -196,6 +207,12 @@ def checkpoint_file(info: CheckpointInfo, name: str) -> StoredFile:
 
 def validation_of(record: Mapping[str, Any]) -> Validation:
     """The record of a validation, made in training or of a committed checkpoint."""
+    values = {}
+    small = [entry for entry in record.get("values", ()) if "data" in entry]
+    if small:
+        from pipefit.store.columns import unpacked  # loads numpy
+
+        values = {entry["name"]: unpacked(entry, entry["data"], 1)[0, ...] for entry in small}
     return Validation(
         name=record["name"],
         step=record["step"],
@@ -203,22 +220,24 @@ def validation_of(record: Mapping[str, Any]) -> Validation:
         examples=record["examples"],
         checkpoint=record["checkpoint"],
         seconds=record["seconds"],
+        values=values,
     )
 
 
 def validation_content(validation: Validation) -> Document:
-    """What a record of a validation says.
+    """What a record of a validation says, but for its values.
 
     Raises:
-        StoreError: a metric is named like a column of `RunReader.validations`, or is no number.
+        StoreError: a metric or a value is named like a column of `RunReader.validations` or like
+            another one, or a metric is no number.
     """
-    reserved = sorted(
-        set(validation.metrics) & {"step", "set", "examples", "checkpoint", "seconds"}
-    )
+    fixed = {"step", "set", "examples", "checkpoint", "seconds"}
+    reserved = sorted((fixed | set(validation.values)) & set(validation.metrics))
+    reserved += sorted(fixed & set(validation.values))
     if reserved:
         raise StoreError(
-            f"validation {validation.name!r} has a metric named {reserved[0]!r}, which is the name "
-            "of a column of its own: rename the metric"
+            f"validation {validation.name!r} has a metric or a value named {reserved[0]!r}, which "
+            "is the name of another column: rename it"
         )
     try:
         metrics = {str(name): float(value) for name, value in validation.metrics.items()}
@@ -232,6 +251,12 @@ def validation_content(validation: Validation) -> Document:
         "checkpoint": validation.checkpoint,
         "seconds": float(validation.seconds),
     }
+
+
+def file_ids(record: Mapping[str, Any]) -> list[str]:
+    """The files that a record of metrics or of a validation names for its large values."""
+    entries = [*record.get("columns", ()), *record.get("values", ())]
+    return [entry["file"] for entry in entries if "file" in entry]
 
 
 def counts(run: Mapping[str, Any], record: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""From records to DataFrames; a million steps take well under a second."""
+"""From records to DataFrames; a million steps of ten metrics take about a second."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import numpy as np
 
 from pipefit import records
 from pipefit.records import CheckpointInfo, Validation
-from pipefit.store.codec import column_values
+from pipefit.store.columns import unpacked
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# Up to here floats count whole numbers one by one.
+_EXACT = 2**53
+
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """The rows of one metrics record that count: `skip` of its rows come before them."""
 
     record: Mapping[str, Any]
@@ -26,58 +29,119 @@ class _Rows:
 
     @property
     def steps(self) -> np.ndarray:
+        """The steps of these rows, int64 of shape [count]."""
         first = self.record["step"] + self.skip
         return np.arange(first, first + self.count, dtype=np.int64)
+
+
+def counting_rows(
+    line: Sequence[tuple[int, int]], stored: Iterable[Mapping[str, Any]]
+) -> list[Rows]:
+    """Of every metrics record the rows that the line counts; records without any are left out."""
+    spans = {fence: (lower, upper) for fence, lower, upper in records.intervals(line)}
+    rows = [_cut(record, *spans.get(record["fence"], (0, -1))) for record in stored]
+    return [piece for piece in rows if piece.count > 0]
+
+
+def _cut(record: Mapping[str, Any], lower: int, upper: int) -> Rows:
+    """The rows of steps in (lower, upper]."""
+    first: int = record["step"]
+    begin = max(first, lower + 1)
+    end = min(first + record["steps"], upper + 1)
+    return Rows(record, begin - first, end - begin)
+
+
+def order_of_steps(rows: Sequence[Rows]) -> tuple[np.ndarray, np.ndarray]:
+    """All steps, ascending, each once; and the place of each among the rows one after the other.
+
+    Where blocks of one attempt overlap, the row that was written last is the one that counts.
+    """
+    steps = _joined([piece.steps for piece in rows])
+    places = np.arange(len(steps))
+    if not len(steps) or np.diff(steps).min(initial=1) >= 1:
+        return steps, places
+    written = _joined([np.full(piece.count, piece.record["written"]) for piece in rows])
+    order = np.lexsort((written, steps))
+    last = np.append(np.diff(steps[order]) != 0, True)
+    return steps[order][last], places[order][last]
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def metrics_frame(
     line: Sequence[tuple[int, int]], stored: Iterable[Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """The metrics that the line counts: index "step", ascending, each once."""
+    """The metrics that the line counts: index "step", ascending, each once.
+
+    Columns of numbers are as they are if every step has one, else float64 with NaN; anything else
+    is in columns of objects. A column that lies in files, be it in part, is left out.
+    """
     import pandas as pd
 
-    spans = {fence: (lower, upper) for fence, lower, upper in records.intervals(line)}
-    cut = [_cut(record, *spans.get(record["fence"], (0, -1))) for record in stored]
-    rows = [piece for piece in cut if piece.count > 0]
-    steps = _joined([piece.steps for piece in rows], np.int64)
-    table = pd.DataFrame(_columns(rows, len(steps)), index=pd.Index(steps, name="step"))
-    if len(steps) and np.diff(steps).min(initial=1) < 1:
-        return _untangled(table, rows)
-    return table
+    rows = counting_rows(line, stored)
+    steps, places = order_of_steps(rows)
+    index = pd.Index(steps, name="step")
+    columns = {
+        # Without its dtype pandas would make texts of its own of the objects.
+        name: pd.Series(values, index, dtype=values.dtype, copy=False)
+        for name, values in _columns(rows, places).items()
+    }
+    return pd.DataFrame(columns, index=index)
 
 
-def _cut(record: Mapping[str, Any], lower: int, upper: int) -> _Rows:
-    """The rows of steps in (lower, upper]."""
-    first: int = record["step"]
-    begin = max(first, lower + 1)
-    end = min(first + record["steps"], upper + 1)
-    return _Rows(record, begin - first, end - begin)
-
-
-def _columns(rows: Sequence[_Rows], length: int) -> dict[str, np.ndarray]:
-    columns: dict[str, np.ndarray] = {}
-    at = 0
+def _columns(rows: Sequence[Rows], places: np.ndarray) -> dict[str, np.ndarray]:
+    parts: dict[str, list[tuple[int, np.ndarray]]] = {}
+    large = set()
+    length = 0
     for piece in rows:
-        for column in piece.record["columns"]:
-            name = column["name"]
-            if name not in columns:
-                columns[name] = np.full(length, np.nan)
-            values = column_values(column)[piece.skip : piece.skip + piece.count]
-            columns[name][at : at + piece.count] = values
-        at += piece.count
+        for entry in piece.record["columns"]:
+            if "file" in entry:
+                large.add(entry["name"])
+                continue
+            values = unpacked(entry, entry["data"], piece.record["steps"])
+            part = values[piece.skip : piece.skip + piece.count]
+            parts.setdefault(entry["name"], []).append((length, part))
+        length += piece.count
+    tangled = not np.array_equal(places, np.arange(length))
+    columns = {}
+    for name in [name for name in parts if name not in large]:
+        whole = _whole(parts[name], length)
+        columns[name] = whole[places] if tangled else whole
     return columns
 
 
-def _untangled(table: pd.DataFrame, rows: Sequence[_Rows]) -> pd.DataFrame:
-    """Blocks of one attempt that overlap: of a step's rows the one written last is kept."""
-    written = _joined([np.full(piece.count, piece.record["written"]) for piece in rows], np.int64)
-    order = np.lexsort((written, table.index.to_numpy()))
-    ordered = table.iloc[order]
-    return ordered[~ordered.index.duplicated(keep="last")]
+def _whole(parts: Sequence[tuple[int, np.ndarray]], length: int) -> np.ndarray:
+    """Parts of a column at their places; NaN where there is none."""
+    missing = sum(len(part) for _, part in parts) < length
+    dtype = _common([part for _, part in parts], missing)
+    whole = np.empty(length, dtype) if not missing else np.full(length, np.nan, dtype)
+    for at, part in parts:
+        if part.ndim == 1:
+            whole[at : at + len(part)] = part if dtype.kind != "O" else part.tolist()
+        else:
+            # One by one: numpy would spread several arrays of a shape over the axes.
+            for i, array in enumerate(part.copy(), start=at):
+                whole[i] = array
+    return whole
 
 
-def _joined(parts: Sequence[np.ndarray], dtype: type[np.integer[Any]]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.empty(0, dtype)
+def _common(parts: Sequence[np.ndarray], missing: bool) -> np.dtype[Any]:
+    """What holds all of it exactly, and NaN if something is missing."""
+    kinds = {part.dtype.kind for part in parts}
+    if any(part.ndim > 1 for part in parts) or not kinds <= set("biuf"):
+        return np.dtype(object)
+    common = np.result_type(*{part.dtype for part in parts})
+    if common.kind in "biu" and not missing:
+        return common
+    exact = all(part.dtype.kind not in "iu" or _is_exact(part) for part in parts)
+    return np.dtype(np.float64 if exact else object)
+
+
+def _is_exact(whole_numbers: np.ndarray) -> bool:
+    low, high = whole_numbers.min(initial=0), whole_numbers.max(initial=0)
+    return max(-int(low), int(high)) <= _EXACT
 
 
 def validations_frame(validations: Iterable[Validation]) -> pd.DataFrame:
@@ -92,9 +156,23 @@ def validations_frame(validations: Iterable[Validation]) -> pd.DataFrame:
         "checkpoint": [v.checkpoint for v in ordered],
         "seconds": [v.seconds for v in ordered],
     }
-    names = dict.fromkeys(name for v in ordered for name in v.metrics)
-    metrics = {name: [v.metrics.get(name, np.nan) for v in ordered] for name in names}
-    return pd.DataFrame({**fixed, **metrics})
+    found = [{**v.metrics, **_singles(v.values)} for v in ordered]
+    names = dict.fromkeys(name for row in found for name in row)
+    columns = {name: [row.get(name, np.nan) for row in found] for name in names}
+    return pd.DataFrame({**fixed, **{n: pd.Series(c, dtype=_kept(c)) for n, c in columns.items()}})
+
+
+def _singles(values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Of values those that are one number or one text."""
+    plain = {name: array.item() for name, array in values.items() if array.shape == ()}
+    return {name: value for name, value in plain.items() if not isinstance(value, bytes)}
+
+
+def _kept(column: Sequence[Any]) -> type | None:
+    """The dtype that keeps these values; None if pandas finds it."""
+    large = any(isinstance(value, int) and abs(value) > _EXACT for value in column)
+    text = any(isinstance(value, str) for value in column)
+    return object if large or text else None
 
 
 def checkpoints_frame(checkpoints: Iterable[CheckpointInfo]) -> pd.DataFrame:

@@ -11,7 +11,11 @@ from pipefit.errors import IdentityMismatch
 from pipefit.records import RunOrder
 from pipefit.store.documents import plain
 
+#: Of the content of the training data: kept in a run's program from its first attempt on.
+DATA_DIGEST = "data_digest"
+
 _ABSENT = "(absent)"
+_DATA_KEY = "data.digest"
 _SHOWN = 200  # characters of a value in a message
 
 
@@ -32,17 +36,20 @@ class Change:
 
 
 def accepted_changes(run: Mapping[str, Any], order: RunOrder) -> list[Change]:
-    """What the order changes in the identity of the stored run; all of it is allowed.
+    """What the order changes in the identity of the stored run, or its data; all of it is allowed.
 
     Raises:
         IdentityMismatch: something differs that `order.allow_change` does not cover.
     """
-    changes = _changes(run, order)
+    changes = [*_changes(run, order), *_change_of_data(run, order)]
     refused = [change for change in changes if not change.allowed_by(order.allow_change)]
     if not refused:
         return changes
+    made = "made by another experiment"
+    if [change.key for change in changes] == [_DATA_KEY]:
+        made = "trained on data with other content"
     lines = [
-        f"run {order.name!r} of collection {order.collection!r} was made by another experiment "
+        f"run {order.name!r} of collection {order.collection!r} was {made} "
         f"({len(changes)} {'difference' if len(changes) == 1 else 'differences'}): choose another "
         "name, or accept a difference with --allow-change KEY"
     ]
@@ -65,6 +72,28 @@ def _changes(run: Mapping[str, Any], order: RunOrder) -> list[Change]:
     ]
     # The hash may also be made in another way than it was.
     return changes or [Change("identity", run["identity"], order.identity)]
+
+
+def _change_of_data(run: Mapping[str, Any], order: RunOrder) -> list[Change]:
+    stored = json.loads(run["program"]).get(DATA_DIGEST)
+    # Runs of before digests were kept, and orders of those who have not read the data, have none.
+    if None in (stored, order.data_digest) or stored == order.data_digest:
+        return []
+    return [Change(_DATA_KEY, json.dumps(stored), json.dumps(order.data_digest))]
+
+
+def program_text(order: RunOrder, run: Mapping[str, Any] | None) -> str:
+    """What made the run as it is stored, with the digest of its data.
+
+    Args:
+        order: of the new owner.
+        run: the document of the run as it was before; None for a new run.
+    """
+    digest = order.data_digest
+    if digest is None and run is not None:
+        digest = json.loads(run["program"]).get(DATA_DIGEST)
+    known = {} if digest is None else {DATA_DIGEST: digest}
+    return json.dumps({**plain(order.program), **known})
 
 
 def _texts(parts: Mapping[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pipefit.store.files import Bucket
 _KEY = ("run", "kind", "name", "step")
 
 # Of a run's document: what grows with the experiment file and its changes.
-_HEAVY = ("parts", "spec", "program", "history")
+_HEAVY = ("parts", "spec", "program", "described", "history")
 
 _indexed: set[tuple[str, str]] = set()
 
@@ -84,11 +84,11 @@ class Layout:
         run: str,
         kind: str,
         condition: Mapping[str, Any] | None = None,
-        fields: Iterable[str] | None = None,
+        fields: Iterable[str] | Mapping[str, Any] | None = None,
     ) -> list[Document]:
-        """Records of one run and kind, by step."""
+        """Records of one run and kind, by step; `fields` as MongoDB's projections."""
         wanted = {"run": run, "kind": kind, **(condition or {})}
-        projection = None if fields is None else list(fields)
+        projection = fields if fields is None or isinstance(fields, Mapping) else list(fields)
         return list(self.records.find(wanted, projection).sort("step", 1))
 
     @guarded

@@ -19,7 +19,7 @@ from pipefit.records import NOTHING, Owner, RunOrder, RunState
 from pipefit.store import documents
 from pipefit.store.client import Document, guarded
 from pipefit.store.documents import plain
-from pipefit.store.identity import Change, accepted_changes
+from pipefit.store.identity import Change, accepted_changes, program_text
 from pipefit.store.layout import Layout
 
 # Every repetition means that another process took the run in between.
@@ -84,7 +84,7 @@ class Leases:
             # No run has the fence 0, so this inserts or fails.
             self.layout.runs.update_one(
                 {"_id": claim.order.name, "fence": 0},
-                [{"$set": values}, *_taking(claim, [])],
+                [{"$set": values}, *_taking(claim, [], None)],
                 upsert=True,
             )
         except DuplicateKeyError:
@@ -104,7 +104,7 @@ class Leases:
         if run["lease"] is None or run["lease"]["expires"] <= run["now"]:
             # The owner may have renewed it since; a lease that is null has expired, too.
             condition["$expr"] = {"$lte": ["$lease.expires", "$$NOW"]}
-        taken = self.layout.runs.update_one(condition, _taking(claim, changes))
+        taken = self.layout.runs.update_one(condition, _taking(claim, changes, run))
         return fence + 1 if taken.matched_count else None
 
     def _record_attempt(self, claim: Claim, fence: int) -> None:
@@ -122,7 +122,7 @@ class Leases:
                 }
             ],
         )
-        run = self.layout.find_run(name)
+        run = self.layout.find_run(name, light=False)
         if run is None or run["fence"] != fence:
             raise LeaseLost(_lost(run, name, fence))
         self.layout.put(
@@ -132,7 +132,7 @@ class Leases:
                 "kind": documents.ATTEMPT,
                 "name": "",
                 "step": fence,
-                "program": json.dumps(plain(claim.order.program)),
+                "program": run["program"],
                 "log_tail": "",
             }
         )
@@ -172,8 +172,8 @@ class Leases:
         )
 
 
-def _taking(claim: Claim, changes: list[Change]) -> list[Document]:
-    """The update that hands the run over to the claim's owner."""
+def _taking(claim: Claim, changes: list[Change], run: Document | None) -> list[Document]:
+    """The update that hands the run, as it is now, over to the claim's owner."""
     order = claim.order
     owner = {"$literal": documents.owner_document(claim.owner)}
     values = literals(
@@ -181,7 +181,7 @@ def _taking(claim: Claim, changes: list[Change]) -> list[Document]:
             "identity": order.identity,
             "parts": json.dumps(plain(order.parts)),
             "spec": order.spec,
-            "program": json.dumps(plain(order.program)),
+            "program": program_text(order, run),
             "steps": order.steps,
         }
     )

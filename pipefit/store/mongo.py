@@ -153,7 +153,8 @@ class MongoStore:
 
         Raises:
             RunOwned: another owner holds the lease (the message says who and until when).
-            IdentityMismatch: the run of this name is another experiment; shows the difference.
+            IdentityMismatch: the run of this name is another experiment, or was trained on other
+                data; shows the difference.
             StoreError: no run may be called so, or `ttl` is not positive.
         """
         layout = self._layout(order.collection)
@@ -195,8 +196,12 @@ class MongoStore:
 
         Raises:
             NotFound: the checkpoint is not, or no longer, part of the run.
-            StoreError: the outputs are of another set or have another number of examples.
+            StoreError: the outputs are of another set or have another number of examples, or a
+                value cannot be kept.
         """
+        from pipefit.store.columns import single
+        from pipefit.store.values import put_values
+
         layout = self._layout(collection)
         key = {"run": name, "kind": VALIDATED, "name": validation.name, "step": checkpoint.step}
         record = {**key, "fence": checkpoint.fence, "outputs": outputs}
@@ -210,9 +215,10 @@ class MongoStore:
             )
         if outputs is not None:
             _check_outputs(layout, name, outputs, validation)
+        values = [single(value_name, value) for value_name, value in validation.values.items()]
         at = {"name": validation.name, "step": checkpoint.step}
         before = layout.find_records(name, VALIDATED, at)
-        if not layout.put(record):
+        if not put_values(layout, record, "values", values):
             raise NotFound(_gone(name, checkpoint))
         for old in before:
             if old["outputs"] not in (None, outputs):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipefit.errors import CheckpointCorrupt, NotFound
-from pipefit.records import Attempt, CheckpointInfo, RunStatus, Validation
+from pipefit.records import Attempt, CheckpointInfo, RunStatus
 from pipefit.store import documents
 from pipefit.store.client import Document
+from pipefit.store.descriptions import described_files
 from pipefit.store.documents import (
     ARTIFACT,
     ATTEMPT,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pipefit.store.outputs import MongoOutputs
+    from pipefit.store.values import MongoValues
 
 
 class MongoRunReader:
@@ -56,7 +58,10 @@ class MongoRunReader:
         return [documents.attempt_of(stored[fence], lease) for fence in sorted(stored)]
 
     def metrics(self) -> pd.DataFrame:
-        """One row per step (index "step"), one column per metric; missing values are NaN."""
+        """One row per step (index "step"), one column per metric; missing values are NaN.
+
+        Small arrays are in columns of objects; columns with large ones are left out (`values`).
+        """
         fields = ("fence", "step", "steps", "columns", "written")
         stored = self._layout.find_records(self.name, METRICS, fields=fields)
         from pipefit.store import frames
@@ -64,14 +69,37 @@ class MongoRunReader:
         return frames.metrics_frame(self._run()["line"], stored)
 
     def validations(self) -> pd.DataFrame:
-        """Columns step, set, examples, checkpoint, seconds and one per metric; by set and step."""
-        found: dict[tuple[str, int], Validation] = {}
-        # Those of committed checkpoints last: they replace those made in training.
-        for record in self._records(VALIDATION) + self._records(VALIDATED):
-            found[record["name"], record["step"]] = documents.validation_of(record)
+        """Columns step, set, examples, checkpoint, seconds and one per metric; by set and step.
+
+        Of what else was computed (`Validation.values`), it has what is one number or one text.
+        """
         from pipefit.store import frames
 
-        return frames.validations_frame(found.values())
+        return frames.validations_frame(map(documents.validation_of, self._validations()))
+
+    def values(self, name: str) -> MongoValues:
+        """One recorded value of all steps, read piece by piece.
+
+        Args:
+            name: a column of the metrics, else "SET/NAME" of a validation.
+
+        Raises:
+            NotFound: nothing of this name is recorded.
+        """
+        from pipefit.store import values
+
+        stored = self._layout.find_records(self.name, METRICS, fields=values.RECORD_FIELDS)
+        found = values.of_metrics(self._layout, self._run()["line"], stored, name)
+        if not len(found):
+            validations = self._validations()
+            found = values.of_validations(self._layout, validations, name)
+        if not len(found):
+            there = values.names(stored, validations)
+            raise NotFound(
+                f"run {self.name!r} has recorded no value {name!r}; there are: "
+                f"{', '.join(there) or 'none yet'}"
+            )
+        return found
 
     def checkpoints(self) -> pd.DataFrame:
         """Columns step, id, kinds, size, sha256, created, fence; by step."""
@@ -149,10 +177,16 @@ class MongoRunReader:
                 raise
             return bytes(self._layout.artifacts.read(again))
 
+    def _validations(self) -> list[Document]:
+        """Records of validations that count, one per set and step."""
+        # Those of committed checkpoints last: they replace those made in training.
+        stored = self._records(VALIDATION) + self._records(VALIDATED)
+        return list({(record["name"], record["step"]): record for record in stored}.values())
+
     def _artifact(self, name: str) -> StoredFile | None:
         stored = self._layout.find_records(self.name, ARTIFACT, {"name": name})
         if not stored:
-            return None
+            return described_files(self._run(light=False)).get(name)
         newest = max(stored, key=lambda record: record["created"])
         label = f"artifact {name!r} of run {self.name!r}"
         return StoredFile(newest["file"], newest["size"], newest["sha256"], label)

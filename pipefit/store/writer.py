@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +23,16 @@ from pipefit.records import (
     RunState,
     Validation,
 )
-from pipefit.store import documents
+from pipefit.store import descriptions, documents
 from pipefit.store.client import Document, guarded
 from pipefit.store.documents import CHECKPOINT, METRICS, VALIDATION
-from pipefit.store.files import StoredFile
+from pipefit.store.files import Bucket, StoredFile
 from pipefit.store.leases import Leases, literals
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from pipefit.store.columns import Packed
 
 _LOG_TAIL = 64_000  # characters kept of an attempt's log
 
@@ -61,6 +63,7 @@ class MongoRunWriter:
         self._committed = NOTHING
         self._best: Best | None = None
         self._written = itertools.count()
+        self._notes = descriptions.Notes()
         # Between a checkpoint's record and its publication nobody may tidy up.
         self._publishing = threading.Lock()
 
@@ -142,31 +145,70 @@ class MongoRunWriter:
         self._update({} if progress is None else literals({"progress": documents.plain(progress)}))
 
     def write_metrics(self, block: MetricBlock) -> None:
-        """Store per-step metrics; the same first step again replaces.
+        """Store values per step; the same first step again replaces.
 
         Raises:
-            StoreError: the columns are not numbers of one length, or the steps are not after the
-                one the attempt began with.
+            StoreError: a column cannot be kept, or the columns are not of one length, or the steps
+                are not after the one the attempt began with; nothing is written.
         """
-        if not len(block):
+        if not block.columns:
             return
         if self._fence_at(block.first) != self.fence:
             raise StoreError(self._too_early(block.first))
-        from pipefit.store import codec
+        from pipefit.store import columns
 
-        pieces = list(codec.split_block(block))
         self._update()
-        for first, steps, columns in pieces:
+        for piece in columns.split_block(block):
             # `written` orders blocks of one attempt that overlap: the later one counts.
-            content = {"steps": steps, "columns": columns, "written": next(self._written)}
-            self._put(METRICS, "", first, content)
+            content = {"steps": piece.steps, "written": next(self._written)}
+            record = self._record(METRICS, "", piece.first, content)
+            self._put_values(record, "columns", piece.columns)
 
     def write_validation(self, validation: Validation) -> None:
-        """Store a validation made in training; the same set and step again replaces."""
+        """Store a validation made in training; the same set and step again replaces.
+
+        Raises:
+            StoreError: a value cannot be kept, or two have one name; nothing is written.
+        """
         content = documents.validation_content(validation)
-        self._fence_at(validation.step)
+        record = self._record(VALIDATION, validation.name, validation.step, content)
+        from pipefit.store.columns import single
+
+        values = [single(name, value) for name, value in validation.values.items()]
         self._update()
-        self._put(VALIDATION, validation.name, validation.step, content)
+        self._put_values(record, "values", values)
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Append what happened to the run's history, with the time and the attempt.
+
+        Raises:
+            StoreError: the event is not plain data.
+        """
+        with self._notes.added(event) as history:
+            self._update({"history": history})
+
+    def describe(self, model: Mapping[str, Any], artifacts: Mapping[str, bytes]) -> None:
+        """Store what the model and the program are; again replaces all of it.
+
+        Args:
+            model: a few plain values for the run's document.
+            artifacts: by name longer texts.
+
+        Raises:
+            StoreError: `model` is not plain data, or too long for a document.
+        """
+        text = descriptions.model_text(model)
+        self._update()
+        before = descriptions.described_files(self._run(light=False))
+        bucket = self._layout.artifacts
+        files = descriptions.put_artifacts(bucket, artifacts, self._name, self.fence)
+        try:
+            # From here on all of it is what the run's document names.
+            self._update(literals({"described": descriptions.description(text, files)}))
+        except LeaseLost:
+            self._tidy(bucket, files)
+            raise
+        self._tidy(bucket, before)
 
     def commit(
         self,
@@ -207,15 +249,15 @@ class MongoRunWriter:
         }
         committed = {"step": step, "id": file.id}
         try:
-            self._put(CHECKPOINT, file.id, step, content)
+            self._put(self._record(CHECKPOINT, file.id, step, content))
             # This update is the commit: before it no reader sees anything, after it all is there.
             self._update(literals({"committed": committed, "best": content["best"]}))
         except LeaseLost:
-            self._tidy([file.id])
+            self._tidy_checkpoints([file.id])
             raise
         self._committed, self._best = step, best
         stored = self._layout.find_records(self._name, CHECKPOINT, {"step": step})
-        self._tidy([record["name"] for record in stored if record["name"] != file.id])
+        self._tidy_checkpoints([r["name"] for r in stored if r["name"] != file.id])
         return next(documents.checkpoint_of(r) for r in stored if r["name"] == file.id)
 
     def retain(self, kept: Mapping[str, frozenset[str]]) -> list[CheckpointInfo]:
@@ -267,15 +309,15 @@ class MongoRunWriter:
             self._update()
             self._leases.change_attempt(self._name, self.fence, {**closed, **tail})
             in_run = {f"attempt.{key}": value for key, value in closed.items()}
-            run = {**outcome, "ended": documents.ended_document(ended)}
-            self._leases.update(self._name, self.fence, None, {**in_run, **literals(run)})
+            of_run = literals({**outcome, "ended": documents.ended_document(ended)})
+            self._leases.update(self._name, self.fence, None, {**in_run, **of_run})
         except LeaseLost:
             run = self._run()
             if run["fence"] != self.fence or run["attempt"]["ended"] is None:
                 raise
 
-    def _run(self) -> Document:
-        run = self._layout.find_run(self._name)
+    def _run(self, *, light: bool = True) -> Document:
+        run = self._layout.find_run(self._name, light=light)
         if run is None:
             raise LeaseLost(f"run {self._name!r} no longer exists: it was deleted")
         return run
@@ -283,13 +325,25 @@ class MongoRunWriter:
     def _update(self, changes: Mapping[str, Any] | None = None) -> None:
         self._leases.update(self._name, self.fence, self.ttl, changes)
 
-    def _put(self, kind: str, name: str, step: int, content: Mapping[str, Any]) -> None:
+    def _record(self, kind: str, name: str, step: int, content: Mapping[str, Any]) -> Document:
         key = {"run": self._name, "kind": kind, "name": name, "step": step}
-        if not self._layout.put({**key, "fence": self._fence_at(step), **content}):
-            raise LeaseLost(
-                f"a newer attempt than {self.fence} of run {self._name!r} wrote {kind} of step "
-                f"{step} already: this process no longer owns the run"
-            )
+        return {**key, "fence": self._fence_at(step), **content}
+
+    def _put(self, record: Document) -> None:
+        if not self._layout.put(record):
+            raise self._succeeded(record)
+
+    def _put_values(self, record: Document, field: str, columns: Iterable[Packed]) -> None:
+        from pipefit.store.values import put_values
+
+        if not put_values(self._layout, record, field, columns):
+            raise self._succeeded(record)
+
+    def _succeeded(self, record: Document) -> LeaseLost:
+        return LeaseLost(
+            f"a newer attempt than {self.fence} of run {self._name!r} wrote {record['kind']} of "
+            f"step {record['step']} already: this process no longer owns the run"
+        )
 
     def _remove(self, ids: list[str]) -> None:
         """Remove checkpoints, records first, so that no record names a file that is gone."""
@@ -298,10 +352,15 @@ class MongoRunWriter:
             self._layout.drop_records({**key, "name": {"$in": ids}})
             self._layout.checkpoints.remove(ids)
 
-    def _tidy(self, ids: list[str]) -> None:
+    def _tidy_checkpoints(self, ids: list[str]) -> None:
         """Remove checkpoints if the server can be reached: they are garbage, so it may wait."""
         with suppress(StoreUnavailable):
             self._remove(ids)
+
+    def _tidy(self, bucket: Bucket, files: Mapping[str, StoredFile]) -> None:
+        """The same for other files."""
+        with suppress(StoreUnavailable):
+            bucket.remove([file.id for file in files.values()])
 
     @guarded
     def _set_kinds(self, kept: Mapping[str, frozenset[str]]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipefit.records import MetricBlock, Owner, RunOrder, Validation
+from pipefit.records import Ended, MetricBlock, Owner, RunOrder, Validation
 from pipefit.store import this_process
 
 COLLECTION = "digits"
@@ -21,6 +21,7 @@ print(me.pid, me.started, flush=True)
 input()
 """
 
+EARLY = Ended("early_stop", '{"patience":5}', 10, "no better test/accuracy for 5 validations")
 ELSEWHERE = Owner(host="elsewhere", scope="another boot", pid=1, started=0.0)
 
 
@@ -75,6 +76,13 @@ def block(first, last, value=None):
     """Metrics of the steps first..last; the loss is `value`, or the step itself."""
     steps = np.arange(first, last + 1, dtype=np.float64)
     return MetricBlock(first, {"loss": steps if value is None else np.full_like(steps, value)})
+
+
+def images(first, last, value=None):
+    """Metrics of the steps first..last with an image, too large for a record, of that value."""
+    steps = np.arange(first, last + 1, dtype=np.float32)
+    values = steps if value is None else np.full_like(steps, value)
+    return MetricBlock(first, {"loss": steps, "image": np.tile(values[:, None, None], (1, 20, 30))})
 
 
 def validation(step, accuracy=0.5, name="test", **others):

@@ -5,7 +5,13 @@ from pymongo import monitoring
 from recorder import RECORDER
 
 pytest.register_assert_rewrite(
-    "contract", "contract_checkpoints", "contract_leases", "contract_records", "contract_results"
+    "contract",
+    "contract_checkpoints",
+    "contract_leases",
+    "contract_records",
+    "contract_results",
+    "contract_stories",
+    "contract_values",
 )
 
 # Before any client is made: clients know the listeners that there are when they are made.

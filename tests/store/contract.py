@@ -7,7 +7,16 @@ from contract_checkpoints import CheckpointsContract
 from contract_leases import LeasesContract
 from contract_records import RecordsContract
 from contract_results import ResultsContract
+from contract_stories import StoriesContract
+from contract_values import ValuesContract
 
 
-class StoreContract(LeasesContract, RecordsContract, CheckpointsContract, ResultsContract):
+class StoreContract(
+    LeasesContract,
+    StoriesContract,
+    RecordsContract,
+    ValuesContract,
+    CheckpointsContract,
+    ResultsContract,
+):
     """All of it."""

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 from actors import (
     COLLECTION,
+    EARLY,
     ELSEWHERE,
     PERMANENT,
     acquire,
     block,
     dead_process,
+    images,
     living_process,
     order,
     reader,
@@ -28,10 +30,13 @@ WRITES = {
     "begin": lambda writer: writer.begin(-1),
     "renew": lambda writer: writer.renew({"step": 7}),
     "write_metrics": lambda writer: writer.write_metrics(block(11, 20, value=-1.0)),
+    "write large values": lambda writer: writer.write_metrics(images(11, 20)),
     "write_validation": lambda writer: writer.write_validation(validation(20, accuracy=-1.0)),
+    "note": lambda writer: writer.note({"event": "stale"}),
+    "describe": lambda writer: writer.describe({"parameters": 1}, {"text": b"stale"}),
     "commit": lambda writer: writer.commit(20, state(-1.0), PERMANENT),
     "retain": lambda writer: writer.retain({}),
-    "end": lambda writer: writer.end(RunState.FAILED, "stale", 20, ""),
+    "end": lambda writer: writer.end(RunState.FAILED, "stale", 20, "", EARLY),
 }
 
 
@@ -120,7 +125,10 @@ class LeasesContract:
 
         run = reader(store)
         assert (run.status().state, run.status().step) == (RunState.RUNNING, 10)
+        assert run.status().ended is None
         assert len(run.metrics()) == 0
+        assert (run.document()["history"], run.document()["model"]) == ([], None)
+        assert run.artifact("text") is None
         assert list(run.validations()["accuracy"]) == [0.5]
         assert store.lease(COLLECTION, "a").fence == successor.fence
         assert run.attempts()[0].state is RunState.INTERRUPTED

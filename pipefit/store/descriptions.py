@@ -1,0 +1,105 @@
+"""What a run's document tells about the run itself: its model, longer texts, what happened.
+
+The texts are files of the artifacts. The document names all of them at once, so model and texts
+belong together whenever they are read.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pipefit.errors import StoreError
+from pipefit.store.client import Document
+from pipefit.store.documents import plain
+from pipefit.store.files import Bucket, StoredFile
+
+_MODEL_CHARACTERS = 200_000  # a run's document stays small
+_RESERVED = frozenset({"time", "fence", "number", "changes"})
+
+
+def model_text(model: Mapping[str, Any]) -> str:
+    """A model's description as it is stored.
+
+    Raises:
+        StoreError: it is not plain data, or too long.
+    """
+    text = json.dumps(plain(model))
+    if len(text) > _MODEL_CHARACTERS:
+        raise StoreError(
+            f"the description of the model has {len(text)} characters, at most "
+            f"{_MODEL_CHARACTERS} fit into the run's document: give longer texts as artifacts"
+        )
+    return text
+
+
+def put_artifacts(
+    bucket: Bucket, artifacts: Mapping[str, bytes], run: str, fence: int
+) -> dict[str, StoredFile]:
+    """Write the texts; nothing names them yet."""
+    return {
+        name: bucket.put(data, f"{run}/{name}", {"run": run, "fence": fence, "artifact": name})
+        for name, data in artifacts.items()
+    }
+
+
+def description(model: str, artifacts: Mapping[str, StoredFile]) -> Document:
+    """Model and texts as the run's document names them."""
+    files = [
+        {"name": name, "file": file.id, "size": file.size, "sha256": file.sha256}
+        for name, file in artifacts.items()
+    ]
+    return {"model": model, "artifacts": files}
+
+
+def described_files(run: Mapping[str, Any]) -> dict[str, StoredFile]:
+    """By name the texts that a run's whole document names."""
+    described = run.get("described") or {"artifacts": ()}
+    return {
+        file["name"]: StoredFile(
+            file["file"],
+            file["size"],
+            file["sha256"],
+            f"artifact {file['name']!r} of run {run['_id']!r}",
+        )
+        for file in described["artifacts"]
+    }
+
+
+class Notes:
+    """Numbers what an attempt adds to its run's history, so that nothing is added twice."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._pending: Document | None = None
+
+    @contextmanager
+    def added(self, event: Mapping[str, Any]) -> Iterator[Document]:
+        """The history with the event, as an expression for the update of the run's document.
+
+        Raises:
+            StoreError: the event is not plain data, or uses a reserved key.
+        """
+        said: Document = plain(event)
+        if reserved := sorted(_RESERVED & said.keys()):
+            raise StoreError(
+                f"the note {said!r} has a key {reserved[0]!r}: history has its own, choose another"
+            )
+        with self._lock:
+            # The event whose writing failed, be it that only the answer was lost, keeps its number.
+            if said != self._pending:
+                self._number += 1
+            self._pending = said
+            yield _with_note(self._number, said)
+            self._pending = None
+
+
+def _with_note(number: int, said: Document) -> Document:
+    entry = {"time": "$$NOW", "fence": "$fence", "number": {"$literal": number}}
+    is_it = {"$and": [{"$eq": ["$$this.fence", "$fence"]}, {"$eq": ["$$this.number", number]}]}
+    others = {"$filter": {"input": "$history", "cond": {"$not": is_it}}}
+    return {"$concatArrays": [others, [{"$mergeObjects": [entry, {"$literal": said}]}]]}
