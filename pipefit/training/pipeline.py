@@ -1,211 +1,231 @@
 """From a data source to batches of tensors, by tf.data, without any state worth saving.
 
 The order of examples is computed in blocks (`pipefit.data.order`), so a pipeline that starts at
-position p is as cheap as one that starts at 0 and nothing of the iterator is ever stored.
+position p is as cheap as one that starts at 0 and nothing of the iterator is ever stored. Streams,
+which can only be read from their beginning, are read from there again.
+
+    >>> import numpy as np
+    >>> from pipefit.data import Arrays
+    >>> feed = Feed(Arrays(x=np.arange(10.0)), seed=1, batch_size=4)
+    >>> next(feed.iterator(position=4))["x"].shape
+    TensorShape([4])
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
-import traceback
-from collections.abc import Iterable, Iterator
-from typing import Any
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
-import numpy as np
 import tensorflow as tf
 
-from pipefit.data import Arrays, Source, check_fields, examples, field_specs
-from pipefit.errors import DataError, PipefitError, TrainingError
-from pipefit.training.sharing import shared
+from pipefit.data import FieldSpec, Source
+from pipefit.data.fields import check_declared, declared_specs
+from pipefit.data.sources import indexable
+from pipefit.training.augmenting import Augmentation, Batch, Change
+from pipefit.training.failures import Failures
+from pipefit.training.indexed import Indexed
+from pipefit.training.readers import Readers
+from pipefit.training.streamed import Streamed
+from pipefit.training.streams import Iterated, Skip
 from pipefit.training.waiting import Waiting
 
-Batch = dict[str, tf.Tensor]
+#: What a `[data.NAME]` table's builder may return: what can be indexed, or a stream of examples, an
+#: iterable or a tf.data.Dataset.
+Examples: TypeAlias = Source | Iterable[Mapping[str, Any]]
 
-#: Indices computed per call into Python: large enough that the call costs nothing per step.
-BLOCK_INDICES = 1 << 15
-#: Batches read at once, and kept ready, for sources that are read through Python.
-READERS = 4
+__all__ = ["Batch", "Examples", "Failures", "Feed", "Once", "validation_batches"]
 
-#: The reason in a message of TensorFlow stands before the first node that is named.
-_REASON = re.compile(
-    r"^(?: *\(\d+\) [A-Z_]+: *)?(?:assertion failed: )?(.+)\n[ \t]*\[\[\{\{node", re.MULTILINE
-)
-
-
-class Failures:
-    """What a source raised while TensorFlow was reading it.
-
-    TensorFlow hands on an exception's text only, inside of its own: so the exception is kept here
-    under a mark, and found again by the mark in TensorFlow's message.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Exception] = {}
-
-    def keep(self, error: Exception) -> str:
-        """Keep an exception; the mark to raise in its place."""
-        mark = f"<source failure {id(self):x}/{len(self._kept)}>"
-        self._kept[mark] = error
-        return mark
-
-    def surfacing(self) -> contextlib.AbstractContextManager[None]:
-        """See `surfacing_of`."""
-        return Failures.surfacing_of([self])
-
-    @staticmethod
-    @contextlib.contextmanager
-    def surfacing_of(failures: Iterable[Failures]) -> Iterator[None]:
-        """Inside, what TensorFlow raises for kept exceptions is raised as these exceptions.
-
-        Its other errors become `TrainingError` with the reason, which it tells last, first.
-        """
-        try:
-            yield
-        except tf.errors.OpError as error:
-            known = (item for one in failures for item in one._kept.items())
-            kept = next((e for mark, e in known if mark in error.message), None)
-            if kept is not None:
-                raise kept from kept.__cause__
-            reason = _REASON.search(error.message)
-            first = reason[1] if reason else error.message.split("\n")[0]
-            raise TrainingError(f"{type(error).__name__}: {first}\n{error.message}") from error
+#: A source may use so long to end what it does, when nothing of it is wanted any more.
+CLOSE_SECONDS = 2.0
 
 
 class Feed:
-    """Endless batches of a source, from any position on.
+    """The training data of one or several models: endless batches, from any position on.
+
+    Nothing in it has to be saved. What it gives depends on the source, the seed, the batch size,
+    augmentation and `overfit` alone; not on devices, readers, nor on where it was interrupted.
 
     Args:
         source: the examples.
         seed: of the run.
         batch_size: examples per batch; a batch may span epochs.
-        readers: batches read at once, for sources that are read through Python.
+        readers: batches read at once, by so many threads; a stream is read by one.
         prefetch: batches kept ready.
+        augment: functions f(fields, seeds) -> fields, called inside of tf.data with the tensors of
+            a batch, [batch_size, ...], and an int64 tensor of seeds, [batch_size, 2].
+        overfit: so many batches come again and again, without other augmentation; None: all.
+        declared: dtype and shape by field, as text (see `pipefit.data.fields.declared_specs`).
+
+    Attributes:
+        batch_size: examples per batch.
+        failures: what the source raised; read the iterator inside of `failures.surfacing()`.
+        waiting: how long readers of the iterators had to wait.
+
+    Raises:
+        DataError: if it is no source, is empty, or gives something else than was declared.
     """
 
     def __init__(
-        self, source: Source, *, seed: int, batch_size: int, readers: int = 4, prefetch: int = 4
+        self,
+        source: Examples,
+        *,
+        seed: int,
+        batch_size: int,
+        readers: int = 4,
+        prefetch: int = 4,
+        augment: Sequence[Change] = (),
+        overfit: int | None = None,
+        declared: Mapping[str, str] | None = None,
     ):
-        field_specs(source)
         self.batch_size = batch_size
         self.failures = Failures()
         self.waiting = Waiting()
-        self._source, self._seed = source, seed
-        self._readers, self._prefetch = readers, prefetch
+        self._seed, self._readers, self._prefetch = seed, readers, prefetch
+        self._period = None if overfit is None else overfit * batch_size
+        self._reading = _reading(source, declared)
+        self._augmentation = (
+            Augmentation(augment, _elements(self._reading.specs, batch_size)) if augment else None
+        )
+        self._skip = Skip("", 0)
+        self._open: weakref.WeakSet[Readers] = weakref.WeakSet()
 
     def iterator(self, position: int) -> Iterator[Batch]:
-        """A fresh tf.data iterator that continues after `position` examples."""
-        dataset = training_batches(
-            self._source,
-            seed=self._seed,
-            position=position,
-            batch_size=self.batch_size,
-            failures=self.failures,
-        )
-        return iter(self.waiting.measured(dataset))
+        """A fresh tf.data iterator that continues after `position` examples.
+
+        Its batches are dicts of tensors [batch_size, ...]. It may be dropped at any time: this
+        waits for nothing, even if the source never returns.
+        """
+        threads = Readers(self._readers, self.failures)
+        self._open.add(threads)
+        batches = self._batches(threads, position)
+        if self._augmentation:
+            batches = self._augmentation.applied(
+                batches,
+                threads,
+                seed=self._seed,
+                position=position,
+                batch_size=self.batch_size,
+                period=self._period,
+            )
+        batches = _with_options(batches.prefetch(self._prefetch), self._reading, threads)
+        iterator: Iterator[Batch] = iter(self.waiting.measured(batches))
+        weakref.finalize(iterator, threads.close)
+        return iterator
 
     def example(self) -> Batch:
-        """One example as a batch of 1, to build the model with."""
-        fields = self._source.take(np.zeros(1, np.int64))
-        return {name: tf.constant(value) for name, value in fields.items()}
+        """The first example, augmented, as a batch of 1, to build the model with."""
+        with tf.device("CPU:0"):
+            fields = {name: tf.constant(v) for name, v in self._reading.first().items()}
+            if self._augmentation:
+                fields = self._augmentation(fields, tf.zeros([1, 2], tf.int64))
+        return fields
+
+    @property
+    def skipping(self) -> bool:
+        """Whether a stream is being read up to the position asked for last; it may take long."""
+        return not self._skip.over
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """End all iterators; generators are closed. Waits for the source no longer than said."""
+        for threads in list(self._open):
+            threads.close(seconds)
+
+    def _batches(self, threads: Readers, position: int) -> tf.data.Dataset:
+        size, period = self.batch_size, self._period
+        if isinstance(self._reading, Indexed):
+            return self._reading.endless(
+                threads, seed=self._seed, position=position, batch_size=size, period=period
+            )
+        if period is None:
+            self._skip = Skip(self._reading.name, position)
+            return self._reading.endless(threads, self._skip, size)
+        first = self._reading.endless(threads, Skip(self._reading.name, 0), size)
+        return first.take(period // size).cache().repeat().skip(position % period // size)
 
 
-def training_batches(
-    source: Source,
-    *,
-    seed: int,
-    position: int,
-    batch_size: int,
-    failures: Failures | None = None,
-) -> tf.data.Dataset:
-    """Endless batches of exactly `batch_size` examples, continuing at a position.
+class Once:
+    """A validation set: every example once, in order; each iteration reads it anew.
 
-    Args:
-        source: the examples.
-        seed: of the run.
-        position: examples consumed so far.
-        batch_size: examples per batch; a batch may span epochs.
-        failures: keeps what the source raises.
+    Its batches are dicts of tensors [examples, ...], of which the last may have fewer. Make it by
+    `validation_batches`.
 
-    Returns:
-        Dataset of dicts of tensors of shape [batch_size, ...].
+    Attributes:
+        examples: how many there are; None: a stream tells by its end.
     """
-    per_block = max(1, BLOCK_INDICES // batch_size)
-    n = len(source)
 
-    def block(i: Any) -> np.ndarray[Any, Any]:
-        start = position + int(i) * per_block * batch_size
-        order = examples(seed=seed, start=start, count=per_block * batch_size, n=n)
-        return order.reshape(per_block, batch_size)
+    def __init__(
+        self, reading: _Reading, batch_size: int, failures: Failures, readers: int, prefetch: int
+    ):
+        self._reading, self._batch_size, self._failures = reading, batch_size, failures
+        self._readers, self._prefetch = readers, prefetch
+        self.examples = reading.length
 
-    def indices(i: tf.Tensor) -> tf.Tensor:
-        out = tf.numpy_function(block, [i], tf.int64, stateful=False)
-        return tf.ensure_shape(out, [per_block, batch_size])
-
-    blocks = tf.data.Dataset.counter().map(indices).prefetch(1)
-    return _read(source, blocks.unbatch(), batch_size, failures or Failures())
+    def __iter__(self) -> Iterator[Batch]:
+        threads = Readers(self._readers, self._failures)
+        try:
+            batches = self._reading.once(threads, self._batch_size).prefetch(self._prefetch)
+            yield from _with_options(batches, self._reading, threads)
+        finally:
+            threads.close()
 
 
 def validation_batches(
-    source: Source, batch_size: int, failures: Failures | None = None
-) -> tf.data.Dataset:
-    """Every example once, in order; the last batch may be smaller."""
-    every = tf.data.Dataset.range(len(source)).batch(batch_size)
-    return _read(source, every, None, failures or Failures())
+    source: Examples,
+    batch_size: int,
+    failures: Failures | None = None,
+    *,
+    readers: int = 4,
+    prefetch: int = 4,
+    declared: Mapping[str, str] | None = None,
+) -> Once:
+    """Every example once, in order; of streams, until they end. Nothing is augmented.
+
+    Args:
+        source: the examples.
+        batch_size: examples per batch; the last one may have fewer.
+        failures: keep what the source raises.
+        readers: batches read at once.
+        prefetch: batches kept ready.
+        declared: dtype and shape by field.
+
+    Raises:
+        DataError: if it is no source, is empty, or gives something else than was declared.
+    """
+    reading = _reading(source, declared)
+    return Once(reading, batch_size, failures or Failures(), readers, prefetch)
 
 
-def _read(
-    source: Source, indices: tf.data.Dataset, size: int | None, failures: Failures
-) -> tf.data.Dataset:
+_Reading = Indexed | Iterated | Streamed
+
+
+def _reading(source: Any, declared: Mapping[str, str] | None) -> _Reading:
+    reading: _Reading
+    if isinstance(source, tf.data.Dataset):
+        reading = Streamed(source)
+    elif not indexable(source) and not isinstance(source, type) and hasattr(source, "__iter__"):
+        reading = Iterated(source)
+    else:
+        reading = Indexed(source)
+    check_declared(reading.specs, declared_specs(declared or {}), reading.name)
+    return reading
+
+
+def _elements(specs: Mapping[str, FieldSpec], size: int) -> dict[str, tf.TensorSpec]:
+    return {
+        name: tf.TensorSpec(
+            [size, *spec.shape], tf.string if spec.dtype.kind in "SU" else spec.dtype
+        )
+        for name, spec in specs.items()
+    }
+
+
+def _with_options(batches: tf.data.Dataset, reading: _Reading, threads: Readers) -> tf.data.Dataset:
     options = tf.data.Options()
     # Its sleeping thread can delay the end of a process by up to a minute, and it is not needed.
     options.autotune.enabled = False
     options.deterministic = True
-    if type(source) is Arrays:  # a subclass may give something else than its arrays
-        tensors = {name: shared(value) for name, value in source.fields.items()}
-        batches = indices.map(lambda i: {name: tf.gather(t, i) for name, t in tensors.items()})
-    else:
-        batches = _read_in_python(source, indices, size, failures)
+    if reading.parallel:
         # Readers wait for disks and networks: there may be more of them than cores.
-        options.threading.private_threadpool_size = READERS + 1
-    return batches.prefetch(READERS).with_options(options)
-
-
-def _read_in_python(
-    source: Source, indices: tf.data.Dataset, size: int | None, failures: Failures
-) -> tf.data.Dataset:
-    specs = field_specs(source)
-
-    def take(i: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-        try:
-            fields = source.take(i)
-            check_fields(fields, len(i), specs, type(source).__name__)
-            return [np.asarray(fields[name]) for name in specs]
-        except Exception as error:
-            raise RuntimeError(failures.keep(_explained(error, source, i))) from error
-
-    def batch(i: tf.Tensor) -> dict[str, tf.Tensor]:
-        # Declared stateful, it would be called by one thread only when ops are deterministic.
-        values = tf.numpy_function(take, [i], [s.dtype for s in specs.values()], stateful=False)
-        return {
-            name: tf.ensure_shape(value, [size, *spec.shape])
-            for (name, spec), value in zip(specs.items(), values, strict=True)
-        }
-
-    return indices.map(batch, num_parallel_calls=READERS, deterministic=True)
-
-
-def _explained(error: Exception, source: Source, indices: np.ndarray[Any, Any]) -> Exception:
-    """The error to show: ours as they are, the source's own with what was read and where."""
-    if isinstance(error, PipefitError):
-        return error
-    which = ", ".join(map(str, indices[:3])) + (", ..." if len(indices) > 3 else "")
-    # Without the frame of our own call.
-    frames = error.__traceback__ and error.__traceback__.tb_next
-    details = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
-    explained = DataError(
-        f"{type(source).__name__}: take() of {len(indices)} examples ({which}) failed with "
-        f"{type(error).__name__}: {error}\n{details}"
-    )
-    explained.__cause__ = error
-    return explained
+        options.threading.private_threadpool_size = threads.count + 1
+    return batches.with_options(options)

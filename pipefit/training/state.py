@@ -133,14 +133,19 @@ def refuse_unsaved_random(graph: Any) -> None:
     Raises:
         TrainingError: naming the op.
     """
+    node = unsaved_random(graph)
+    if node is not None:
+        raise TrainingError(
+            f"model: {node.name} draws random numbers with {node.op}, whose state cannot be "
+            f"saved, so the run could not be continued exactly; use keras.random with a "
+            f"keras.random.SeedGenerator"
+        )
+
+
+def unsaved_random(graph: Any) -> Any | None:
+    """The first node of a tf.compat.v1.GraphDef that draws random numbers with unsaved state."""
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
-    for node in nodes:
-        if node.op in _UNSAVED_RANDOM:
-            raise TrainingError(
-                f"model: {node.name} draws random numbers with {node.op}, whose state cannot be "
-                f"saved, so the run could not be continued exactly; use keras.random with a "
-                f"keras.random.SeedGenerator"
-            )
+    return next((node for node in nodes if node.op in _UNSAVED_RANDOM), None)
 
 
 def to_numpy(snapshot: Mapping[str, tf.Tensor]) -> Arrays:

@@ -1,5 +1,6 @@
 """Batches: which examples, from which source, and what happens when one fails."""
 
+import itertools
 import threading
 import time
 
@@ -12,7 +13,7 @@ from pipefit.data import Arrays, examples
 from pipefit.errors import DataError, TrainingError
 from pipefit.training import Objective, Replicas, Validator, per_example
 from pipefit.training.objective import sparse_softmax_cross_entropy
-from pipefit.training.pipeline import training_batches, validation_batches
+from pipefit.training.pipeline import Feed, validation_batches
 
 
 class Reader:
@@ -33,13 +34,13 @@ class Reader:
 
 def first(dataset, count):
     return [
-        {name: tensor.numpy() for name, tensor in batch.items()} for batch in dataset.take(count)
+        {name: tensor.numpy() for name, tensor in batch.items()}
+        for batch in itertools.islice(dataset, count)
     ]
 
 
 def batches(source, count, *, position=0, batch_size=8, seed=SEED):
-    dataset = training_batches(source, seed=seed, position=position, batch_size=batch_size)
-    return first(dataset, count)
+    return first(Feed(source, seed=seed, batch_size=batch_size).iterator(position), count)
 
 
 BOTH = pytest.mark.parametrize("kind", [lambda s: s, Reader], ids=["Arrays", "Reader"])
@@ -70,7 +71,7 @@ class TestTraining:
         assert_equal(batch, points(5).take(order))
 
     def test_goes_on_beyond_one_block_of_indices(self, monkeypatch):
-        monkeypatch.setattr("pipefit.training.pipeline.BLOCK_INDICES", 20)
+        monkeypatch.setattr("pipefit.training.numbers.BLOCK", 20)
         order = examples(seed=SEED, start=16, count=80, n=20).reshape(10, 8)
         for batch, indices in zip(batches(points(), 10, position=16), order, strict=True):
             assert_equal(batch, points().take(indices))

@@ -1,0 +1,142 @@
+"""Batches of a tf.data.Dataset of examples: see `Streamed`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from pipefit.data import Fields, FieldSpec
+from pipefit.errors import DataError
+from pipefit.training.readers import Readers
+from pipefit.training.streams import Skip, ended, size_of
+
+
+class Streamed:
+    """Reads a tf.data.Dataset of examples; all of it stays inside of TensorFlow.
+
+    Args:
+        source: gives examples, dicts of tensors of known shapes.
+
+    Raises:
+        DataError: it gives batches, something nested, or nothing.
+    """
+
+    #: At most one batch is read at once, and how many examples there are is not known.
+    parallel = False
+    length = None
+
+    def __init__(self, source: tf.data.Dataset):
+        self._source = source
+        self.name = f"tf.data.Dataset ({type(source).__name__.strip('_')})"
+        self.specs = self._field_specs()
+        self._refuse_batches()
+        self._first = self._read_first()
+
+    def first(self) -> Fields:
+        """The first example, arrays of shape [1, ...]."""
+        return self._first
+
+    def endless(self, threads: Readers, skip: Skip, batch_size: int) -> tf.data.Dataset:
+        """Batches of exactly `batch_size` examples; the end of the stream is an error.
+
+        Args:
+            threads: tell of the skipping and of the end.
+            skip: how many examples to leave out.
+            batch_size: examples per batch.
+        """
+        batches = self._source.skip(skip.count).batch(batch_size)
+        spec = batches.element_spec
+        nothing = {k: tf.zeros([0, *s.shape[1:]], s.dtype) for k, s in spec.items()}
+        batches = batches.concatenate(tf.data.Dataset.from_tensors(nothing))
+
+        def noted(read: int, size: int) -> int:
+            if size < batch_size:
+                raise ended(self.name, read + size, batch_size)
+            skip.at(read)
+            return size
+
+        def note(*counts: Any) -> np.int64:
+            arguments = [int(count) for count in counts]
+            return np.int64(threads.call(noted, *arguments, what=lambda *_: self.name))
+
+        def count(read: tf.Tensor, fields: dict[str, tf.Tensor]) -> Any:
+            size = size_of(fields)
+            remarkable = (read == skip.count) | (size < batch_size)
+            size = tf.cond(
+                remarkable, lambda: tf.numpy_function(note, [read, size], tf.int64), lambda: size
+            )
+            with tf.control_dependencies([size]):
+                whole = {
+                    name: tf.ensure_shape(value, [batch_size, *value.shape[1:]])
+                    for name, value in fields.items()
+                }
+            return read + size, whole
+
+        return batches.scan(np.int64(skip.count), count)
+
+    def once(self, _: Readers, batch_size: int) -> tf.data.Dataset:
+        """Every example once, in order; the last batch may be smaller.
+
+        Raises:
+            DataError: if it never ends.
+        """
+        if self._source.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise DataError(
+                f"{self.name}: never ends, so it cannot be read once, to validate on; leave "
+                f".repeat() out"
+            )
+        return self._source.batch(batch_size)
+
+    def _field_specs(self) -> dict[str, FieldSpec]:
+        elements = self._source.element_spec
+        if not isinstance(elements, Mapping):
+            raise DataError(
+                f"{self.name}: must give dicts of tensors by field name, not {elements}; name "
+                f'them: .map(lambda x, y: {{"images": x, "labels": y}})'
+            )
+        found = {}
+        for name, spec in elements.items():
+            if type(spec) is not tf.TensorSpec or not isinstance(name, str):
+                raise DataError(
+                    f"{self.name}: field {name!r} is {spec}; every field must be one dense tensor "
+                    f"with a name: take nested dicts apart, and pad ragged or sparse tensors, by "
+                    f".map()"
+                )
+            if not spec.shape.is_fully_defined():
+                raise DataError(
+                    f"{self.name}: field {name!r} has the shape {spec.shape}; all examples must "
+                    f"have one known shape: say it by tf.ensure_shape, and leave .batch() out"
+                )
+            dtype = np.dtype("S") if spec.dtype == tf.string else spec.dtype.as_numpy_dtype
+            found[name] = FieldSpec(tuple(spec.shape), np.dtype(dtype))
+        return found
+
+    def _refuse_batches(self) -> None:
+        """A batch of examples cannot be told from an example by its shape; by its origin it can."""
+        for kind in _transformations(self._source):
+            if "Unbatch" in kind or "FlatMap" in kind or "Interleave" in kind:
+                return
+            if "Batch" in kind:
+                raise DataError(
+                    f"{self.name}: gives batches; leave .batch() out (or add .unbatch()): "
+                    f"data.NAME.batch_size is what makes batches"
+                )
+
+    def _read_first(self) -> Fields:
+        try:
+            for example in self._source.batch(1).take(1):
+                return {name: value.numpy() for name, value in example.items()}
+        except tf.errors.OpError as error:
+            raise DataError(f"{self.name}: cannot be read: {error.message}") from error
+        raise DataError(f"{self.name} has no examples; at least one is needed")
+
+
+def _transformations(dataset: Any) -> Iterator[str]:
+    """Names of the classes of a dataset and of what it was made of, the last one first."""
+    while dataset is not None:
+        yield type(dataset).__name__
+        inputs = dataset._inputs() if hasattr(dataset, "_inputs") else []
+        dataset = inputs[0] if len(inputs) == 1 else None
