@@ -77,6 +77,10 @@ class Diverged(TrainingError):
     """A watched loss became NaN or infinite, or exceeded `train.max_loss`."""
 
 
+class StepTimeout(TrainingError):
+    """No step was finished within `train.step_timeout`; the message shows what every thread did."""
+
+
 class StateMismatch(TrainingError):
     """A checkpoint does not have exactly the names, shapes and dtypes of the model's state."""
 

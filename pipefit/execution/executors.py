@@ -6,6 +6,7 @@ run_by.run(order, on_event, should_stop=lambda: None)
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import logging
@@ -25,6 +26,8 @@ from pipefit import settings
 from pipefit.errors import Interrupted, PipefitError, WorkerFailed
 from pipefit.execution.channel import STOP
 from pipefit.execution.order import Event, Order, outcome, raise_outcome
+
+logger = logging.getLogger("pipefit.run")
 
 OnEvent = Callable[[Event], None]
 
@@ -119,7 +122,7 @@ class InlineExecutor:
             Reporter(on_event) as reporter,
         ):
             try:
-                worker.perform(order, reporter, _why_stop(signals, should_stop))
+                worker.perform(order, reporter, _why_stop(signals, should_stop), _interrupt)
             except Interrupted:
                 raise
             except Exception as error:
@@ -127,6 +130,12 @@ class InlineExecutor:
                     raise_outcome(outcome(error))
                 except PipefitError as told:
                     raise told from error
+
+
+def _interrupt(error: PipefitError) -> None:
+    """All that can be done about a main thread that hangs in a process that is not ours."""
+    logger.error("%s", error)
+    _thread.interrupt_main()
 
 
 class _Worker:

@@ -1,7 +1,8 @@
 """The training core: the only place that imports TensorFlow and Keras; knows no database."""
 
 from pipefit.training.course import Actions, Course, EndedEarly
-from pipefit.training.devices import Replicas
+from pipefit.training.describing import description
+from pipefit.training.devices import Replicas, start
 from pipefit.training.experiment import Experiment, Shared, experiment_class
 from pipefit.training.loop import Loop
 from pipefit.training.objective import Objective, per_example
@@ -41,9 +42,11 @@ __all__ = [
     "Validated",
     "ValidationStep",
     "Validator",
+    "description",
     "experiment_class",
     "freeze",
     "not_finite",
     "per_example",
+    "start",
     "to_numpy",
 ]

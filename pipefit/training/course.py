@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -51,8 +51,8 @@ class Actions(Protocol):
     def progress(self, step: int, loss: float, rate: float) -> None:
         """After every call: the step, the last loss, examples/s (0 as long as it is not known)."""
 
-    def stop_requested(self) -> bool:
-        """Whether to checkpoint now and stop."""
+    def stop_requested(self) -> str | None:
+        """Why to checkpoint now and stop; None: go on."""
 
     def finished(self, early: EndedEarly | None) -> None:
         """The run is complete; called last, unless `failed` is."""
@@ -74,6 +74,7 @@ class Course:
         best: metric ("SET/METRIC"), mode and best value so far; None: no best is kept.
         early_stop: ends the run early.
         max_seconds: of training, over all attempts, after which the run is complete.
+        alive: is called after every piece of work, so that a watchdog sees that it goes on.
 
     Attributes:
         error: why it failed, if it did.
@@ -92,6 +93,7 @@ class Course:
         best: Best | None = None,
         early_stop: EarlyStop | None = None,
         max_seconds: float | None = None,
+        alive: Callable[[], None] = lambda: None,
     ):
         self.trainer, self.name, self.best = trainer, name, best
         self.error: BaseException | None = None
@@ -100,6 +102,7 @@ class Course:
         self._validators, self._schedule, self._actions = validators, schedule, actions
         self._max_loss = math.inf if max_loss is None else max_loss
         self._early_stop, self._max_seconds = early_stop, max_seconds
+        self._alive = alive
         self._before, self._begin = 0.0, time.monotonic()
         self._pending: list[Arrays] = []
         self._saved = trainer.step
@@ -129,8 +132,8 @@ class Course:
         """The first step after the current one at which something may be due."""
         return self._schedule.next_boundary(self.trainer.step)
 
-    def asked_to_stop(self) -> bool:
-        """Whether to checkpoint now and stop."""
+    def asked_to_stop(self) -> str | None:
+        """Why to checkpoint now and stop; None: go on."""
         return self._actions.stop_requested()
 
     def take(self, rows: Arrays, seconds: float) -> None:
@@ -224,7 +227,7 @@ class Course:
         numbers = {}
         for name, validator in self._validators.items():
             begin = time.perf_counter()
-            found = validator.run()
+            found = validator.run(alive=self._alive)
             seconds = time.perf_counter() - begin
             self._actions.validation(
                 Validation(

@@ -9,7 +9,6 @@ from typing import Any
 from pipefit.errors import Interrupted
 from pipefit.training.course import Course
 from pipefit.training.schedule import Pace
-from pipefit.training.state import Arrays
 from pipefit.training.together import Together
 
 #: Most bytes that the numbers of one call may take.
@@ -29,12 +28,12 @@ class Loop:
 
     Args:
         courses: restored to where to continue.
-        around_call: is entered for every call of the inner loop, such as a watchdog.
+        alive: is called after every call of the inner loop.
     """
 
-    def __init__(self, courses: Sequence[Course], around_call: Callable[[], Any] | None = None):
+    def __init__(self, courses: Sequence[Course], alive: Callable[[], None] = lambda: None):
         self.courses = list(courses)
-        self._around_call = around_call
+        self._alive = alive
         self._together = Together()
         self._pace = Pace()
         self._bytes = 0.0
@@ -52,8 +51,9 @@ class Loop:
         """
         try:
             while going := [course for course in self.courses if course.goes_on()]:
-                if stopping := [course for course in going if self._stopping(course)]:
-                    self._interrupt(stopping)
+                reasons = [self._guarded(course, course.asked_to_stop) for course in going]
+                if reason := next((reason for reason in reasons if reason), None):
+                    self._interrupt(reason)
                 self._call([course for course in going if course.goes_on()])
         except BaseException as error:
             for course in self.courses:
@@ -62,9 +62,6 @@ class Loop:
         failed = [course for course in self.courses if course.error]
         if failed:
             raise _joined(failed, len(self.courses))
-
-    def _stopping(self, course: Course) -> bool:
-        return bool(self._guarded(course, course.asked_to_stop))
 
     def _call(self, going: list[Course]) -> None:
         if not going:
@@ -75,30 +72,24 @@ class Loop:
         boundary = min([*later, *(course.next_boundary() for course in active)])
         steps = min(boundary - step, self._pace.limit, self._fitting())
         begin = time.perf_counter()
-        rows = self._run(active, steps)
+        rows = self._together.run([course.trainer for course in active], steps)
         seconds = time.perf_counter() - begin
         self._pace.measured(steps, seconds)
         self._bytes = sum(value.nbytes for each in rows for value in each.values()) / steps
         for course, numbers in zip(active, rows, strict=True):
+            self._alive()
             self._guarded(course, course.take, numbers, seconds)
-
-    def _run(self, active: list[Course], steps: int) -> list[Arrays]:
-        trainers = [course.trainer for course in active]
-        if self._around_call is None:
-            return self._together.run(trainers, steps)
-        with self._around_call():
-            return self._together.run(trainers, steps)
+        self._alive()
 
     def _fitting(self) -> int:
         return max(1, int(_CALL_BYTES / max(self._bytes, 1.0)))
 
-    def _interrupt(self, stopping: list[Course]) -> None:
-        """Save all; those that are not asked go with the others."""
-        for course in self.courses:
-            if course.goes_on():
-                self._guarded(course, course.save_to_stop)
-        course = stopping[0]
-        raise Interrupted(f"stopped at step {course.trainer.step} of {course.steps} as asked")
+    def _interrupt(self, reason: str) -> None:
+        going = [course for course in self.courses if course.goes_on()]
+        for course in going:
+            self._guarded(course, course.save_to_stop)
+        at = ", ".join(f"{course.trainer.step} of {course.steps}" for course in going)
+        raise Interrupted(f"stopped at step {at} as asked: {reason}")
 
     def _guarded(self, course: Course, act: Callable[..., Any], *args: Any) -> Any:
         """Do something of one course, whose failure is its own."""

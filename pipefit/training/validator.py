@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from pipefit.data import Source
 from pipefit.errors import SpecError, TrainingError
-from pipefit.training.devices import Batch, Replicas
+from pipefit.training.devices import Batch, Replicas, Slice
 from pipefit.training.objective import Forward, Objective
 from pipefit.training.pipeline import Failures, validation_batches
 from pipefit.training.targets import Means, Targets
@@ -73,20 +74,21 @@ class Validator:
         self._functions: dict[Forward | None, Any] = {}
         self._averages = dict(averages or {})
         self._exchange = tf.function(self._exchanged, autograph=False)
-        self._length = len(source) if hasattr(source, "__len__") else None
+        self._length = self._dataset.examples
 
-    def run(self, sink: Sink | None = None) -> Validated:
+    def run(self, sink: Sink | None = None, alive: Callable[[], None] = lambda: None) -> Validated:
         """Validate.
 
         Args:
             sink: receives the wanted outputs.
+            alive: is called after every batch.
 
         Raises:
             DataError: if the source failed, or gave something else than it declared.
             TrainingError: if an operation failed, or an own loop left examples out.
             SpecError: if the model has no output of a wanted name.
         """
-        step = ValidationStep(self, sink)
+        step = ValidationStep(self, sink, alive)
         with self._failures.surfacing(), self._averaged():
             self._loop(step, iter(self._dataset))
         if self._length is not None and step.examples != self._length:
@@ -98,9 +100,9 @@ class Validator:
 
     def first(self) -> Validated:
         """Validate the first batch only, to see that it can be done."""
-        step = ValidationStep(self, None)
+        step = ValidationStep(self)
         with self._failures.surfacing(), self._averaged():
-            self._loop(step, iter(self._dataset.take(1)))
+            self._loop(step, itertools.islice(self._dataset, 1))
         return step.validated()
 
     def compiled(self, forward: Forward | None, batch: Batch) -> Any:
@@ -123,7 +125,7 @@ class Validator:
         wanted = {name: outputs[name] for name in self.outputs}
         return values, wanted, self.targets(batch, outputs)
 
-    def _replica(self, slices: list[Batch], forward: Forward | None) -> tuple[Batch, Batch]:
+    def _replica(self, slices: list[Slice], forward: Forward | None) -> tuple[Batch, Batch]:
         values, outputs = self.objective(slices[0], training=False, forward=forward)
         missing = [name for name in self.outputs if name not in outputs]
         if missing:
@@ -160,10 +162,15 @@ class ValidationStep:
         examples: how many were evaluated so far.
     """
 
-    def __init__(self, validator: Validator, sink: Sink | None):
+    def __init__(
+        self,
+        validator: Validator,
+        sink: Sink | None = None,
+        alive: Callable[[], None] = lambda: None,
+    ):
         self.model: keras.Model = validator.objective.model
         self.examples = 0
-        self._validator, self._sink = validator, sink
+        self._validator, self._sink, self._alive = validator, sink, alive
         self._sums: dict[str, float] = {}
         self._means = Means()
 
@@ -190,6 +197,7 @@ class ValidationStep:
         arrays = {name: value.numpy() for name, value in outputs.items()}
         if self._sink is not None and arrays:
             self._sink(arrays)
+        self._alive()
         return arrays
 
     def validated(self) -> Validated:
