@@ -10,6 +10,8 @@
     for shard in run.outputs("test"):                      # per example, never all in memory
         print(shard["logits"].shape)
 
+    run = pipefit.fit("configs/digits.toml")               # trains here, without Luigi
+
 Importing this package loads neither pandas nor TensorFlow nor the MongoDB driver; these come with
 what needs them.
 """
@@ -22,14 +24,20 @@ from typing import TYPE_CHECKING, Any
 from pipefit.errors import PipefitError
 
 if TYPE_CHECKING:
+    from pipefit.execution.api import fit
     from pipefit.spec import Spec, read_spec
     from pipefit.store import open_store
 
     __version__: str
 
-__all__ = ["PipefitError", "Spec", "__version__", "open_store", "read_spec"]
+__all__ = ["PipefitError", "Spec", "__version__", "fit", "open_store", "read_spec"]
 
-_HOMES = {"Spec": "pipefit.spec", "open_store": "pipefit.store", "read_spec": "pipefit.spec"}
+_HOMES = {
+    "Spec": "pipefit.spec",
+    "fit": "pipefit.execution.api",
+    "open_store": "pipefit.store",
+    "read_spec": "pipefit.spec",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,6 @@ luigi --module tasks.archives UntarArchive --url https://example.org/data.tar.gz
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import luigi
@@ -71,11 +70,5 @@ class UntarArchive(ArchiveTask):
 
     def run(self) -> None:
         """Unpack it."""
-        usual = archives.Limits()
-        limits = archives.Limits(
-            members=self.max_members or usual.members,
-            total_bytes=self.max_bytes or usual.total_bytes,
-            # Who says how many bytes to expect needs no guess from the size of the archive.
-            ratio=math.inf if self.max_bytes else usual.ratio,
-        )
+        limits = archives.Limits.of(total_bytes=self.max_bytes, members=self.max_members)
         archives.unpack(self.sha256, limits)

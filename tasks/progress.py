@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import luigi
 from luigi.rpc import RPCError
 
-from pipefit.execution import Event
+from pipefit.execution import Event, progress_text
 from tasks.base import LOGGERS
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Display:
             self._progress(slowest(self._newest))
 
     def _progress(self, values: Mapping[str, Any]) -> None:
-        text = describe(values)
+        text = progress_text(values)
         if len(self._newest) > 1:
             text += f" (slowest of {len(self._newest)}: {values['run']})"
         now = time.monotonic()
@@ -124,19 +124,3 @@ def slowest(newest: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     """The progress of the run that the others wait for, of the newest of every run."""
     going_on = [values for values in newest.values() if not values.get("over")]
     return min(going_on or newest.values(), key=lambda values: int(values["step"]))
-
-
-def describe(values: Mapping[str, Any]) -> str:
-    """One line: step, percent, loss, and as soon as they are known speed and time left."""
-    step, steps = values["step"], values["steps"]
-    parts = [f"step {step}/{steps} ({100 * step / steps:.0f} %)", f"loss {values['loss']:.4g}"]
-    if values["rate"]:
-        parts.append(f"{values['rate']:,.0f} examples/s")
-        parts.append(f"{_duration(values['seconds_left'])} left")
-    return ", ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

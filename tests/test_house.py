@@ -15,7 +15,7 @@ FILES = sorted(
 
 #: Which parts of pipefit a part may import, anywhere in its files, besides itself.
 MAY_IMPORT = {
-    "pipefit": "errors spec store",
+    "pipefit": "errors execution spec store",
     "errors": "",
     "records": "errors",
     "refs": "errors",
@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "data": "archives errors records refs settings spec",
     "training": "errors records refs spec data",
     "report": "errors records",
-    "execution": "errors records settings spec store",
+    "execution": "archives errors records settings spec store",
     # The only file that joins what stores and what trains.
     "execution.worker": "errors records settings spec store training data",
     "cli": "archives data errors execution records refs report settings spec store",

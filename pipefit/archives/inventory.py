@@ -6,6 +6,7 @@ before anything is written.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -37,6 +38,17 @@ class Limits:
         for name in ("members", "total_bytes", "ratio"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} = {getattr(self, name)!r} must be larger than 0")
+
+    @classmethod
+    def of(cls, *, total_bytes: int | None, members: int | None) -> Limits:
+        """The usual limits, but for those that are given (neither None nor 0)."""
+        usual = cls()
+        return cls(
+            members=members or usual.members,
+            total_bytes=total_bytes or usual.total_bytes,
+            # Who says how many bytes to expect needs no guess from the size of the archive.
+            ratio=math.inf if total_bytes else usual.ratio,
+        )
 
 
 class Inventory:

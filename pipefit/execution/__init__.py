@@ -10,6 +10,7 @@ from pipefit.execution.executors import (
     log_path,
 )
 from pipefit.execution.order import Event, Order
+from pipefit.execution.words import progress_text
 
 __all__ = [
     "Event",
@@ -22,5 +23,6 @@ __all__ = [
     "executor",
     "last_steps",
     "log_path",
+    "progress_text",
     "reached",
 ]

@@ -36,6 +36,15 @@ def read_spec(path: str | Path, overrides: Mapping[str, Any] | None = None) -> S
     return Spec.of_tables(tables, origin=path)
 
 
+def changed(spec: Spec, overrides: Mapping[str, Any]) -> Spec:
+    """The experiment with other values at dotted keys, as `read_spec` takes them.
+
+    Raises:
+        SpecError: listing everything that is wrong.
+    """
+    return Spec.of_tables(overridden(spec.table(), overrides), spec.origin) if overrides else spec
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes()
