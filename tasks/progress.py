@@ -121,6 +121,16 @@ class Display:
 
 
 def slowest(newest: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The progress of the run that the others wait for, of the newest of every run."""
+    """The progress of the run that is waited for; once all are over, of the one that came furthest.
+
+    Args:
+        newest: of every run its newest progress.
+    """
     going_on = [values for values in newest.values() if not values.get("over")]
-    return min(going_on or newest.values(), key=lambda values: int(values["step"]))
+    if going_on:
+        return min(going_on, key=_step)
+    return max(newest.values(), key=_step)
+
+
+def _step(values: Mapping[str, Any]) -> int:
+    return int(values["step"])

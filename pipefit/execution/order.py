@@ -77,8 +77,7 @@ class Event:
             examples/s, seconds_left), "text" (text: something to print) or "outcome" (error: None
             for success, the name of a class of pipefit.errors for what was raised on purpose, else
             ""; message; traceback). Of a process that trains several runs, "log" and "progress" say
-            with `run` which one they are about, and the last progress of a run that ends before its
-            last step, however it ends, has `over`: nobody waits for it any more.
+            with `run` which one they are about; the last progress of a run has `over`.
         values: the rest.
     """
 

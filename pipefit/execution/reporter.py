@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from typing import Any
 
 from pipefit.execution.order import Event
 
@@ -49,9 +50,15 @@ class Reporter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand on a record."""
-        message, where = self.format(record), "" if self.step is None else f" step {self.step}"
+        message = self.format(record)
+        run = getattr(record, "run", "")
+        step = getattr(record, "step", None) if run else self.step
+        where = f" {run}" * bool(run) + ("" if step is None else f" step {step}")
         self._lines.append(f"{record.levelname}{where}: {message}")
-        self._emit(Event("log", {"level": record.levelno, "message": message, "step": self.step}))
+        about = {"run": run} if run else {}
+        self._emit(
+            Event("log", {"level": record.levelno, "message": message, "step": step, **about})
+        )
 
     def progress(self, values: dict[str, object]) -> None:
         """Hand on the state of a training."""
@@ -60,3 +67,26 @@ class Reporter(logging.Handler):
     def tail(self) -> str:
         """The last lines that were logged, for the attempt's record."""
         return "\n".join(self._lines)
+
+
+class RunLog(logging.LoggerAdapter[logging.Logger]):
+    """Logs what is about one of several runs of a process, with its name and step.
+
+    Args:
+        logger: receives it.
+        run: the name; "" for a run that is alone: then all that is logged is about it.
+
+    Attributes:
+        step: where the run is; None before it begins.
+    """
+
+    def __init__(self, logger: logging.Logger, run: str) -> None:
+        super().__init__(logger)
+        self.step: int | None = None
+        self._run = run
+
+    def process(
+        self, msg: str, kwargs: MutableMapping[str, Any]
+    ) -> tuple[str, MutableMapping[str, Any]]:
+        """Add the name and the step."""
+        return msg, {**kwargs, "extra": {"run": self._run, "step": self.step}}

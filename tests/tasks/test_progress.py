@@ -62,7 +62,8 @@ def test_nobody_waits_for_a_run_that_has_ended_early(lines):
         display(progress("two/b", 10, over=True))
         display(progress("two/a", 60))
         display(progress("two/a", 100))
-    assert [percentage for percentage, _ in page.shown] == [50, 50, 60, 100]
+        display(progress("two/a", 100, over=True))
+    assert [percentage for percentage, _ in page.shown] == [50, 50, 60, 100, 100]
     assert page.shown[0][1] == "jobs/two step 50/100 (50 %), loss 0.5"
 
 

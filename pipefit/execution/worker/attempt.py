@@ -28,7 +28,7 @@ from pipefit.errors import (
 )
 from pipefit.execution.heartbeat import Heartbeat
 from pipefit.execution.keeping import keep
-from pipefit.execution.reporter import Reporter
+from pipefit.execution.reporter import Reporter, RunLog
 from pipefit.execution.writer import BackgroundWriter, joined
 from pipefit.records import NOTHING, Best, Ended, MetricBlock, RunOrder, RunState, Validation
 from pipefit.spec import Spec
@@ -63,7 +63,7 @@ class Attempt:
         writer: the owner's handle.
         reporter: is told how far it is.
         should_stop: says why to stop.
-        label: in front of what is logged; "" for a run that is alone in its process.
+        alone: whether no other run is trained in this process.
         rollbacks: how often the run was rolled back before.
 
     Attributes:
@@ -78,15 +78,15 @@ class Attempt:
         writer: RunWriter,
         reporter: Reporter,
         should_stop: ShouldStop,
-        label: str = "",
+        alone: bool = True,
         rollbacks: int = 0,
     ):
         self.spec, self.writer = spec, writer
         self.to_repeat = False
         self.trainable: frozenset[str] = frozenset()
         self._order, self._reporter, self._should_stop = order, reporter, should_stop
-        self._label = f"{label}: " if label else ""
-        self._alone = not label
+        self._alone = alone
+        self._log = RunLog(logger, "" if alone else spec.name)
         self._rollbacks = rollbacks
         self.background = BackgroundWriter()
         self._blocks: deque[MetricBlock] = deque()
@@ -111,11 +111,11 @@ class Attempt:
             try:
                 arrays = self.writer.read_checkpoint(checkpoint)
             except CheckpointCorrupt as error:
-                logger.warning("%s%s; falling back to the one before", self._label, error)
+                self._log.warning("%s; falling back to the one before", error)
                 continue
             course.restore(arrays)
             steps = self.spec.train.steps
-            logger.info("%scontinuing after step %d of %d", self._label, checkpoint.step, steps)
+            self._log.info("continuing after step %d of %d", checkpoint.step, steps)
             return checkpoint.step
         if checkpoints:
             raise CheckpointCorrupt(
@@ -142,7 +142,7 @@ class Attempt:
         """See `pipefit.training.Actions`."""
         numbers = ", ".join(f"{k} {v:.4f}" for k, v in validation.metrics.items())
         self._note_step(validation.step)
-        logger.info("%s%s: %s", self._label, validation.name, numbers)
+        self._log.info("%s: %s", validation.name, numbers)
         write = functools.partial(self.writer.write_validation, validation)
         self.background.put(lambda: self.patiently(write))
 
@@ -181,7 +181,7 @@ class Attempt:
         self.background.close()
         ended = None
         if early:
-            logger.info("%scomplete at step %d: %s", self._label, early.step, early.reason)
+            self._log.info("complete at step %d: %s", early.step, early.reason)
             rule = self._order.stop_rules[early.kind]
             ended = Ended(early.kind, rule, early.step, early.reason)
         tail = self._reporter.tail()
@@ -196,7 +196,7 @@ class Attempt:
             return
         self.has_failed = True
         if not self._alone and not isinstance(error, Interrupted):
-            logger.error("%s%s", self._label, error)
+            self._log.error("%s", error)
         if not isinstance(error, LeaseLost):
             self._write_rest(error)
             self._write_end(error)
@@ -207,7 +207,7 @@ class Attempt:
         try:
             self.writer.end(RunState.FAILED, str(error), self._step, self._reporter.tail())
         except StoreError as late:
-            logger.error("the end of the attempt could not be written: %s", late)
+            self._log.error("the end of the attempt could not be written: %s", late)
 
     def patiently(self, write: Callable[[], object]) -> None:
         """Do a write, again while the database is away, for as long as a lease lasts."""
@@ -224,9 +224,11 @@ class Attempt:
     def _close(self) -> None:
         self._open = False
         self._heartbeat.__exit__()
+        if not self._alone and self._progress:
+            self._reporter.progress({**self._progress, "run": self.spec.name, "over": True})
 
     def _note_step(self, step: int) -> None:
-        self._step = step
+        self._step = self._log.step = step
         if self._alone:
             self._reporter.step = step
 
@@ -236,7 +238,7 @@ class Attempt:
             self.background.close()
         except BaseException as late:
             if late is not error:
-                logger.error("%snot all could be written: %s", self._label, late)
+                self._log.error("not all could be written: %s", late)
 
     def _write_end(self, error: BaseException) -> None:
         state = RunState.INTERRUPTED if isinstance(error, Interrupted) else RunState.FAILED
@@ -248,7 +250,7 @@ class Attempt:
                 self.to_repeat = self._roll_back(error)
             self.writer.end(state, reason, self._step, self._reporter.tail())
         except StoreError as late:
-            logger.error("the end of the attempt could not be written: %s", late)
+            self._log.error("the end of the attempt could not be written: %s", late)
 
     def _roll_back(self, error: Diverged) -> bool:
         """Write to the history that the run goes back to its last checkpoint, if it is to."""
@@ -258,7 +260,7 @@ class Attempt:
         # In the history, because it must be known before the next checkpoint is there.
         done = self._rollbacks
         if done >= rule.times:
-            logger.error("%sdiverged again after %d rollbacks", self._label, done)
+            self._log.error("diverged again after %d rollbacks", done)
             return False
         checkpoints = self.writer.checkpoints()
         back = checkpoints[0].step if checkpoints else 0
@@ -271,9 +273,8 @@ class Attempt:
                 "reason": str(error),
             }
         )
-        logger.warning(
-            "%s%s; going back to step %d with %g times the learning rates (rollback %d of %d)",
-            self._label,
+        self._log.warning(
+            "%s; going back to step %d with %g times the learning rates (rollback %d of %d)",
             error,
             back,
             rule.scale ** (done + 1),

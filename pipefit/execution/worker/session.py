@@ -129,9 +129,7 @@ class _Session:
         experiment = made(spec, self._order.folders, replicas, shared=shared)
         return experiment, experiment.trainer()
 
-    def _begin(
-        self, name: str, experiment: Any, trainer: Any, alive: Callable[[], None]
-    ) -> Any:
+    def _begin(self, name: str, experiment: Any, trainer: Any, alive: Callable[[], None]) -> Any:
         """Become the owner of a run, and find where it continues."""
         from pipefit import training
 
@@ -146,7 +144,7 @@ class _Session:
             writer,
             self._reporter,
             self._should_stop,
-            label=spec.name if len(self._runs) > 1 else "",
+            alone=len(self._runs) == 1,
             rollbacks=rollbacks,
         )
         self._attempts[name] = attempt
