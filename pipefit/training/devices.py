@@ -9,13 +9,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from pipefit.errors import DeviceError
 
 Batch = dict[str, tf.Tensor]
+
+
+class Slice(NamedTuple):
+    """What one device gets of a batch, or of a part of it.
+
+    Attributes:
+        fields: tensors of shape [examples, ...]; of a batch with fewer examples than there are
+            devices some get none.
+        spare: if so, one example of the batch, [1, ...], for every device to have something to
+            compute; else empty.
+    """
+
+    fields: Batch
+    spare: Batch
+
+    @property
+    def examples(self) -> int:
+        """How many examples the device gets."""
+        return int(next(iter(self.fields.values())).shape[0])
 
 
 class Replicas:
@@ -70,7 +89,7 @@ class Replicas:
         """How many of a batch's examples each device gets; they differ by at most one."""
         return [examples // self.count + (i < examples % self.count) for i in range(self.count)]
 
-    def run(self, step: Callable[..., Any], slices: Sequence[Sequence[Batch]]) -> Any:
+    def run(self, step: Callable[..., Any], slices: Sequence[Sequence[Slice]]) -> Any:
         """Call `step(slices[i])` on device i; per-device results (see `total`, `joined`)."""
         if self.strategy is None:
             return step(slices[0])
@@ -82,7 +101,7 @@ class Replicas:
         ]
         return self.strategy.run(step, args=(values,))
 
-    def split(self, batch: Batch, parts: int = 1) -> list[list[Batch]]:
+    def split(self, batch: Batch, parts: int = 1) -> list[list[Slice]]:
         """Cut a batch into `parts` consecutive parts and each part into one slice per device.
 
         Args:
@@ -94,13 +113,16 @@ class Replicas:
         """
         examples = next(iter(batch.values())).shape[0]
         if self.count == 1 and parts == 1:
-            return [[batch]]
-        slices: list[list[Batch]] = [[] for _ in range(self.count)]
+            return [[Slice(batch, {})]]
+        sizes = self.sizes(examples // parts)
+        spare = {k: v[:1] for k, v in batch.items()} if 0 in sizes else {}
+        slices: list[list[Slice]] = [[] for _ in range(self.count)]
         begin = 0
         for _ in range(parts):
-            for replica, size in enumerate(self.sizes(examples // parts)):
+            for replica, size in enumerate(sizes):
                 end = begin + size
-                slices[replica].append({k: v[begin:end] for k, v in batch.items()})
+                fields = {k: v[begin:end] for k, v in batch.items()}
+                slices[replica].append(Slice(fields, spare))
                 begin = end
         return slices
 

@@ -284,8 +284,6 @@ class Experiment:
             self._outputs = tuple(named_outputs(model(inputs, training=False)))  # builds it, too
             if self.spec.one_model.trainable is not None:
                 freeze(model, self.spec.one_model.trainable)
-        if self.replicas.count > 1:
-            _synchronise(model)
         return model
 
     def _parts(self) -> list[Part]:
@@ -357,14 +355,6 @@ def _part(name: str, optimizer: keras.optimizers.Optimizer, table: Optimizer) ->
         groups=tuple(groups),
         weight_decay_on=table.weight_decay_on,
     )
-
-
-def _synchronise(model: keras.Model) -> None:
-    # Statistics of the whole batch: the numbers must not depend on the number of devices, and
-    # moving statistics that differ between devices could not be saved.
-    for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.synchronized = True
 
 
 def experiment_class(spec: Spec) -> type[Experiment]:

@@ -7,26 +7,13 @@ under a mask (after Masking or Embedding(mask_zero=True)) every device takes its
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from pipefit.errors import SpecError
-
-
-class _Here(threading.local):
-    """What the pass of this thread, that is on this device, is about."""
-
-    stand_in = False  # it has no example of its own
-    exchanging = False  # batch normalisation may exchange its sums
-
-
-_here = _Here()
+from pipefit.training.meeting import sum_over_devices
 
 
 def synchronise(model: keras.Model) -> None:
@@ -55,36 +42,6 @@ def training_statistics(model: keras.Model) -> list[str]:
     ]
 
 
-@contextlib.contextmanager
-def stand_in() -> Iterator[None]:
-    """Inside, a device that got no examples computes one that does not count.
-
-    It must, because devices can only meet, to sum statistics and gradients, if all of them come.
-
-    Raises:
-        SpecError: inside, if a layer exchanges values with the other devices by itself.
-    """
-    context = tf.distribute.get_replica_context()
-    exchange = context.merge_call
-
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        if not _here.exchanging:
-            raise SpecError(
-                "model: a layer exchanges values between the devices (by all_reduce, all_gather or "
-                "a variable with an aggregation), so every device needs an example; use fewer "
-                "devices or a larger batch"
-            )
-        return exchange(*args, **kwargs)
-
-    context.merge_call = guarded
-    _here.stand_in = True
-    try:
-        yield
-    finally:
-        _here.stand_in = False
-        del context.merge_call
-
-
 def _moments(
     layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -103,7 +60,7 @@ def _moments(
     else:
         mask = tf.broadcast_to(tf.expand_dims(tf.cast(mask, tf.bool), -1), tf.shape(inputs))
         count = _sum(layer, tf.cast(mask, inputs.dtype))
-    sums = _over_devices(context, tf.stack([_sum(layer, _only(mask, inputs)), count]))
+    sums = sum_over_devices(tf.stack([_sum(layer, _only(mask, inputs)), count]))
     # Keras adds this under a mask; it keeps a batch without anything from 0 / 0.
     count = sums[1] if mask is None else sums[1] + keras.config.epsilon()
     mean = sums[0] / count
@@ -111,7 +68,7 @@ def _moments(
     shape[layer.axis] = channels
     # Of the mean's gradient through the variance nothing is left: deviations add up to zero.
     squares = tf.square(inputs - tf.reshape(tf.stop_gradient(mean), shape))
-    return mean, _over_devices(context, _sum(layer, _only(mask, squares))) / count
+    return mean, sum_over_devices(_sum(layer, _only(mask, squares))) / count
 
 
 def _only(mask: Any, values: tf.Tensor) -> tf.Tensor:
@@ -121,13 +78,3 @@ def _only(mask: Any, values: tf.Tensor) -> tf.Tensor:
 def _sum(layer: keras.layers.BatchNormalization, values: tf.Tensor) -> tf.Tensor:
     """Over all dimensions but the channels."""
     return tf.reduce_sum(values, axis=layer._reduction_axes)
-
-
-def _over_devices(context: Any, value: tf.Tensor) -> tf.Tensor:
-    if _here.stand_in:
-        value *= 0  # keeps the gradient's way, so that the devices also meet on the way back
-    _here.exchanging = True
-    try:
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
-    finally:
-        _here.exchanging = False

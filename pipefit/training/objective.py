@@ -21,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from pipefit.errors import SpecError
+from pipefit.training.meeting import stand_in
 
 Tensors = Mapping[str, tf.Tensor]
 PerExample = Callable[[Tensors, Tensors], tf.Tensor]
@@ -129,15 +130,30 @@ class Objective:
         self.metrics = dict(metrics)
 
     def __call__(
-        self, fields: Tensors, *, training: bool, forward: Forward | None = None
+        self,
+        fields: Tensors,
+        spare: Tensors | None = None,
+        *,
+        training: bool,
+        forward: Forward | None = None,
     ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Values per example, float32 [examples], by name ("loss" first), and the outputs.
 
         Args:
-            fields: a batch.
+            fields: a batch, or one device's slice of it.
+            spare: an example that stands in if a slice is empty; see `devices.Slice`.
             training: whether the model is called as in training.
             forward: is called in place of the model.
         """
+        if not spare or next(iter(fields.values())).shape[0]:
+            return self._values(fields, training, forward)
+        with stand_in():
+            values, outputs = self._values(spare, training, forward)
+        return {k: v[:0] for k, v in values.items()}, {k: v[:0] for k, v in outputs.items()}
+
+    def _values(
+        self, fields: Tensors, training: bool, forward: Forward | None
+    ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         if forward is None:
             returned = self.model(model_inputs(self.model, fields), training=training)
         else:

@@ -45,7 +45,7 @@ def settle(model: keras.Model) -> None:
         model: made in the scope of its devices.
     """
     for generator in _generators(model):
-        copies = getattr(generator.state, "values", ())
+        copies: list[Any] = list(getattr(generator.state, "values", []))
         for copy in copies[1:]:
             copy.assign(copies[0])
 

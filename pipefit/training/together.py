@@ -60,6 +60,7 @@ class Together:
             done = trainer.updates.done() - count
             if done != steps:
                 raise TrainingError(f"{steps} steps were asked for, the optimizer did {done}")
+            trainer.check_copies()
         for (feed, position), iterator in zip(places, iterators, strict=True):
             self._iterators[feed, position + steps * feed.batch_size] = iterator
         for trainer in trainers:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from pipefit.errors import SpecError, StateMismatch
 from pipefit.training.added import AddedLosses
-from pipefit.training.devices import Batch, Replicas
+from pipefit.training.devices import Batch, Replicas, Slice
+from pipefit.training.meeting import refuse_different, refuse_unweighted
+from pipefit.training.normalisation import synchronise, training_statistics
 from pipefit.training.objective import Forward, Objective
 from pipefit.training.pipeline import Feed
 from pipefit.training.randomness import settle, spread
@@ -51,7 +54,7 @@ class Trainer:
         loop: replaces the repeating; see `pipefit.training.own_loops`.
 
     Raises:
-        SpecError: if the batch cannot be split as asked.
+        SpecError: if the batch cannot be split as asked, or a layer cannot be compiled.
     """
 
     def __init__(
@@ -88,8 +91,8 @@ class Trainer:
         # Over several devices an update calls all of them, which XLA cannot.
         self._apply = compiled(self._update) if replicas.count == 1 else self._update
         self._alone: Any = None
-        if replicas.count > 1:
-            spread(objective.model)
+        self._checked = False
+        _share(objective.model, replicas.sizes(feed.batch_size // accumulate), jit_compile)
 
     def run(self, steps: int) -> Arrays:
         """Do this many updates of this model alone.
@@ -152,26 +155,32 @@ class Trainer:
         scalars = tf.concat([self.replicas.total(sums), tf.stack(rates), norms], axis=0)
         return scalars, self.targets(batch, self._whole(outputs, slices))
 
+    def check_copies(self) -> None:
+        """Once after the first steps: raises TrainingError for statistics of single devices."""
+        if not self._checked:
+            refuse_different(self.objective.model)
+            self._checked = True
+
     def _norm_columns(self) -> list[str]:
         paths = [variable.path for variable in self.updates.trainable]
         kinds = [k for k in ("gradient_norm", "update_norm") if f"{k}s" in self._record]
         return [f"{kind}/{path}" for kind in kinds for path in paths]
 
     def _slice_gradients(
-        self, slices: list[Batch], forward: Forward | None
+        self, slices: list[Slice], forward: Forward | None
     ) -> tuple[tf.Tensor, list[Any], list[Batch]]:
         """On one device: sums of loss and metrics, gradients, and outputs if they are wanted."""
         variables = [v.value for v in self.updates.trainable]
         sums, gradients, kept = [], [], []
-        for fields in slices:
+        for part in slices:
             self._added.begin()
             with tf.GradientTape() as tape:
-                values, outputs = self.objective(fields, training=True, forward=forward)
+                values, outputs = self.objective(*part, training=True, forward=forward)
                 totals = [tf.reduce_sum(v) / self.batch_size for v in values.values()]
                 if added := self._added.losses():
                     # Weighted by examples like the rest: those of weights count once in all,
                     # and means over the slice become means over the batch.
-                    share = next(iter(fields.values())).shape[0] / self.batch_size
+                    share = part.examples / self.batch_size
                     totals[0] += tf.add_n([tf.cast(loss, tf.float32) for loss in added]) * share
                 goal = self.updates.scaled(totals[0])
             sums.append(tf.stack(totals))
@@ -204,13 +213,13 @@ class Trainer:
         norms += [_norm(v - old) for v, old in zip(variables, before, strict=False)]
         return tf.stack(norms) if norms else tf.zeros([0])
 
-    def _whole(self, outputs: Any, slices: list[list[Batch]]) -> Batch:
+    def _whole(self, outputs: Any, slices: list[list[Slice]]) -> Batch:
         """The outputs of the whole batch, in its order, from those of all slices."""
         if not self.targets:
             return {}
         if self.replicas.count == 1 and self._accumulate == 1:
             return dict(outputs[0])
-        sizes = [next(iter(part.values())).shape[0] for part in slices[0]]
+        sizes = [part.examples for part in slices[0]]
         for name, value in self.replicas.firsts(outputs[0]).items():
             if value.shape.rank == 0 or value.shape[0] != sizes[0]:
                 raise SpecError(
@@ -220,6 +229,21 @@ class Trainer:
                 )
         parts = [{k: self.replicas.joined(v) for k, v in part.items()} for part in outputs]
         return {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
+
+
+def _share(model: keras.Model, sizes: Sequence[int], jit_compile: bool) -> None:
+    """Make a model's layers work on slices of the batch as they would on the whole."""
+    synchronise(model)
+    if len(sizes) == 1:
+        return
+    spread(model)
+    refuse_unweighted(model, sizes)
+    if jit_compile and (layers := training_statistics(model)):
+        raise SpecError(
+            f"train.jit_compile = true: works on one device only with batch normalisation, whose "
+            f"statistics the {len(sizes)} devices exchange amid the pass (layer {layers[0]!r}); "
+            f"leave it out, set model.devices = 1, or normalise otherwise"
+        )
 
 
 def _sum_over_devices(gradients: list[Any]) -> list[Any]:

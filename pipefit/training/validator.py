@@ -126,7 +126,7 @@ class Validator:
         return values, wanted, self.targets(batch, outputs)
 
     def _replica(self, slices: list[Slice], forward: Forward | None) -> tuple[Batch, Batch]:
-        values, outputs = self.objective(slices[0], training=False, forward=forward)
+        values, outputs = self.objective(*slices[0], training=False, forward=forward)
         missing = [name for name in self.outputs if name not in outputs]
         if missing:
             raise SpecError(

@@ -176,11 +176,11 @@ class TestSplitting:
     def test_parts_and_slices_follow_each_other(self):
         batch = {"x": tf.range(10), "y": tf.range(10) * 10}
         slices = Replicas(count=2).split(batch, parts=2)
-        assert [[s["x"].numpy().tolist() for s in parts] for parts in slices] == [
+        assert [[s.fields["x"].numpy().tolist() for s in parts] for parts in slices] == [
             [[0, 1, 2], [5, 6, 7]],
             [[3, 4], [8, 9]],
         ]
-        assert slices[1][0]["y"].numpy().tolist() == [30, 40]
+        assert slices[1][0].fields["y"].numpy().tolist() == [30, 40]
 
 
 class TestChosenDevices:
@@ -201,7 +201,7 @@ class TestChosenDevices:
         @tf.function
         def all_at_once(batch):
             return [
-                r.total(r.run(lambda slices: tf.reduce_sum(slices[0]["x"]), r.split(batch)))
+                r.total(r.run(lambda slices: tf.reduce_sum(slices[0].fields["x"]), r.split(batch)))
                 for r in models
             ]
 
