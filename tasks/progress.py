@@ -46,6 +46,7 @@ class Display:
         self._label, self._steps, self._runs = label, steps, runs
         self._newest: dict[str, Mapping[str, Any]] = {}
         self._paged = self._lined = -math.inf
+        self._at_end = False
         self._bar: tqdm[Any] | None = None
         self._stack = contextlib.ExitStack()
 
@@ -73,7 +74,8 @@ class Display:
         if len(self._newest) > 1:
             text += f" (slowest of {len(self._newest)}: {values['run']})"
         now = time.monotonic()
-        last = values["step"] >= self._steps
+        last = values["step"] >= self._steps and not self._at_end
+        self._at_end = values["step"] >= self._steps
         if sys.stderr.isatty():
             self._show_bar(values)
         elif now - self._lined >= _LINE_SECONDS or last:

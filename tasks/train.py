@@ -8,7 +8,6 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import luigi
@@ -67,16 +66,13 @@ class WorkerTask(ExperimentTask):
             **details,
         )
 
-    def carry_out(
-        self, order: Order, label: str, steps: int = 0, runs: Mapping[str, str] | None = None
-    ) -> None:
+    def carry_out(self, order: Order, label: str, steps: int = 0) -> None:
         """Run the worker until it is done.
 
         Args:
             order: what it is to do.
             label: in front of every line that is shown.
             steps: where the training ends; 0 shows no progress.
-            runs: labels of the runs that the worker trains, by their names.
 
         Raises:
             Preempted: after SIGTERM or SIGINT, the run being checkpointed.
@@ -84,7 +80,8 @@ class WorkerTask(ExperimentTask):
         """
         self._link(log_path(order).as_uri())
         run_by = executor(settings.value("execution", "executor", "local"))
-        with Display(self, label, steps, runs or {}) as display:
+        runs = {run.name: f"{run.collection}/{run.name}" for run in self.spec.runs().values()}
+        with Display(self, label, steps, runs) as display:
             try:
                 run_by.run(order, display, self._asked_to_stop)
             except Signalled as error:
@@ -144,13 +141,12 @@ class Train(WorkerTask):
 
     def run(self) -> None:
         """Train, once nobody else owns the runs."""
-        spec, runs = self.spec, {}
+        spec = self.spec
         for wanted in self.run_orders().values():
             _wait_for_owner(wanted.collection, wanted.name)
-            runs[wanted.name] = f"{wanted.collection}/{wanted.name}"
         allowed = tuple(shlex.split(self.allow_change))
         order = self.order(spec, settings.mongo_uri(), kind="train", allow_change=allowed)
-        self.carry_out(order, self.subject, spec.train.steps, runs)
+        self.carry_out(order, self.subject, spec.train.steps)
 
 
 def _lease_seconds() -> float:

@@ -64,6 +64,10 @@ class Reporter(logging.Handler):
         """Hand on the state of a training."""
         self._emit(Event("progress", values))
 
+    def text(self, text: str) -> None:
+        """Hand on something to print."""
+        self._emit(Event("text", {"text": text}))
+
     def tail(self) -> str:
         """The last lines that were logged, for the attempt's record."""
         return "\n".join(self._lines)

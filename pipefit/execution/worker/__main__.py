@@ -18,7 +18,7 @@ from pipefit.execution.worker.performing import perform
 def _carry_out(channel: Channel) -> None:
     with Reporter(channel.send) as reporter:
         order = channel.order()
-        channel.take_requests(interrupt=order.kind == "validate")
+        channel.take_requests(interrupt=order.kind != "train")
         try:
             perform(
                 order, reporter, lambda: channel.stop_reason, lambda error: _end(channel, error)

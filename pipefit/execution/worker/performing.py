@@ -13,6 +13,7 @@ from pipefit.execution.reporter import Reporter
 from pipefit.execution.worker.attempt import ShouldStop
 from pipefit.execution.worker.places import Places
 from pipefit.execution.worker.session import train
+from pipefit.execution.worker.trying import describe, fast_dev_run
 from pipefit.execution.worker.validating import validate
 from pipefit.spec import Spec
 from pipefit.store import open_store
@@ -43,6 +44,12 @@ def perform(
     placement, indices = place_all(devices, gpus())
     placement.apply(os.environ)
     places = Places(placement, indices)
+    if order.kind == "describe":
+        describe(order, runs, places, reporter)
+        return
+    if order.kind == "fast_dev_run":
+        fast_dev_run(order, runs, places, give_up)
+        return
     store = open_store(order.uri)
     if order.kind == "validate":
         validate(order, runs[""], store, places)

@@ -61,10 +61,10 @@ def threads_of(store: Store, runs: Sequence[Spec]) -> int:
             "others may differ in the last digits from what they would have been",
             told,
         )
-    return next(iter(stored.values()), None) or _cores()
+    return next(iter(stored.values()), None) or cores()
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -13,6 +13,7 @@ from pipefit.execution.order import Order
 from pipefit.execution.reporter import Reporter
 from pipefit.execution.watchdog import Watchdog
 from pipefit.execution.worker.attempt import Attempt, ShouldStop
+from pipefit.execution.worker.building import build
 from pipefit.execution.worker.places import Places, threads_of
 from pipefit.records import NOTHING, Best, RunOrder
 from pipefit.spec import Spec
@@ -80,8 +81,7 @@ class _Session:
         self._threads = threads_of(self._store, [self._runs[name] for name in names])
         from pipefit import training
 
-        shared = training.Shared(self._order.folders)
-        built = {name: self._build(name, shared) for name in names}
+        built = build(self._order, self._runs, names, self._places, self._threads)
         self._attempts = {}
         try:
             limit = min(self._runs[name].train.step_timeout for name in names)
@@ -119,15 +119,6 @@ class _Session:
             stop_rules=spec.stop_rules(),
             data_digest=data_digest,
         )
-
-    def _build(self, name: str, shared: Any) -> tuple[Any, Any]:
-        from pipefit import training
-
-        spec = self._runs[name]
-        replicas = self._places.replicas(name, self._threads)
-        made = training.experiment_class(spec)
-        experiment = made(spec, self._order.folders, replicas, shared=shared)
-        return experiment, experiment.trainer()
 
     def _begin(self, name: str, experiment: Any, trainer: Any, alive: Callable[[], None]) -> Any:
         """Become the owner of a run, and find where it continues."""
