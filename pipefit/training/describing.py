@@ -26,7 +26,8 @@ def description(model: keras.Model, updates: Updates) -> tuple[dict[str, Any], d
         that cannot say how they are made.
     """
     summary = io.StringIO()
-    model.summary(line_length=100, print_fn=lambda line, **_: summary.write(f"{line}\n"))
+    # No wider: where there is no terminal, Keras cuts off what is beyond 80 columns.
+    model.summary(line_length=80, print_fn=lambda line, **_: summary.write(f"{line}\n"))
     facts: dict[str, Any] = {
         "name": model.name,
         "parameters": _count(model.weights),
