@@ -111,6 +111,10 @@ def make_run(store):
         progress=None,
         spec="{}",
         program=None,
+        notes=(),
+        model=None,
+        artifacts=None,
+        ended=None,
     ):
         order = RunOrder(
             collection, name, "same", {"seed": 0}, spec, steps=steps, program=program or {}
@@ -126,10 +130,14 @@ def make_run(store):
                 writer.write_validation(Validation(set_name, step, values, examples=297))
         if progress is not None:
             writer.renew(progress)
+        for note in notes:
+            writer.note(note)
+        if model is not None:
+            writer.describe(model, artifacts or {})
         best = Best("test/accuracy", "max", 0.95, steps)
         writer.commit(steps, {"w": np.zeros(10, "float32")}, frozenset({"permanent"}), best)
         if state is not RunState.RUNNING:
-            writer.end(state, reason, steps, log_tail)
+            writer.end(state, reason, steps, log_tail, ended)
         return store.run(name, collection)
 
     return make

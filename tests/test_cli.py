@@ -4,11 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from pipefit.cli import main
-from pipefit.records import RunState
+from pipefit.records import Ended, RunState
 
 PIPEFIT = [sys.executable, "-c", "from pipefit.cli import main; main(prog_name='pipefit')"]
 
@@ -38,6 +39,27 @@ def test_runs_are_listed_with_what_one_wants_to_know(pipefit, make_run):
     assert mlp.split()[:6] == ["digits", "mlp", "FINISHED", "100/100", "0.9500", "1"]
     assert cnn.split()[:3] == ["other", "cnn", "FAILED"] and cnn.endswith("the loss is NaN")
     assert "mlp" not in pipefit("runs", "--collection", "other")
+
+
+def test_a_run_that_ended_early_says_so_and_what_happened(pipefit, make_run):
+    make_run(
+        steps=100,
+        metrics={"loss": np.ones(100), "image": np.ones((100, 1000))},
+        notes=[
+            {"event": "rollback", "from": 80, "to": 50, "scale": 0.5},
+            {"event": "odd\x1b[2J", "x": [1]},
+        ],
+        model={"name": "mlp", "parameters": 2410, "trainable_parameters": 1000, "layers": [{}, {}]},
+        ended=Ended("early_stop", "{}", 100, "no better test/accuracy\x1b[2J"),
+    )
+    assert pipefit("runs").splitlines()[-1].endswith("no better test/accuracy?[2J")
+    lines = [" ".join(line.split()) for line in pipefit("show", "mlp").splitlines()]
+    assert "ended complete at step 100 by early_stop: no better test/accuracy?[2J" in lines
+    assert "model mlp, 2,410 parameters (1,000 trained), 2 layers" in lines
+    at = lines.index("History")
+    assert lines[at + 1] == "time attempt what"
+    assert lines[at + 3].endswith("1 odd?[2J: x 1")
+    assert lines[at + 4].endswith("1 rollback: from 80, to 50, scale 0.5000")
 
 
 def test_an_unknown_collection_gets_the_nearest(pipefit, make_run):

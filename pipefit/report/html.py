@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from pipefit.records import Attempt, RunState
-from pipefit.report import plots
+from pipefit.report import plots, story
 from pipefit.report.words import duration, number, size, utc_time, without_passwords
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 #: Rows of a table in the page; the store has all of them.
 MOST_ROWS = 20
+
+#: Layers of the model in the page.
+MOST_LAYERS = 500
 
 
 def render(run: RunReader) -> str:
@@ -55,7 +58,7 @@ def render(run: RunReader) -> str:
 def _contents(run: RunReader) -> dict[str, Any]:
     """What the template shows, as plain values."""
     status, document, attempts = run.status(), run.document(), run.attempts()
-    validations = run.validations()
+    metrics, validations = run.metrics(), run.validations()
     best = document.get("best")
     rows = _validation_rows(validations, best)
     checkpoints = run.checkpoints().sort_values("step", ascending=False)
@@ -63,7 +66,8 @@ def _contents(run: RunReader) -> dict[str, Any]:
         "name": run.name,
         "collection": run.collection,
         "state": str(status.state),
-        "reason": status.reason,
+        "reason": status.reason or story.ending(document),
+        "complete": bool(status.ended),
         "now": datetime.now(UTC),
         "step": _reached(document, status.step),
         "steps": document.get("steps"),
@@ -71,15 +75,21 @@ def _contents(run: RunReader) -> dict[str, Any]:
         "rate": _rate(document),
         "seconds": sum(_seconds(attempt) for attempt in attempts),
         "finals": _finals(validations),
-        "panels": plots.metric_panels(run.metrics(), validations),
+        "panels": plots.metric_panels(metrics, validations),
+        "speed": plots.timing_panels(metrics),
         "metrics": plots.validation_metrics(validations),
         "validations": rows[:MOST_ROWS],
         "all_validations": len(rows),
         "checkpoints": _records(checkpoints.head(MOST_ROWS)),
         "all_checkpoints": len(checkpoints),
         "attempts": [_attempt(attempt) for attempt in reversed(attempts)],
-        "history": _changes(document.get("history") or []),
-        "program": list(_flat(document.get("program") or {})),
+        "history": [_moment(entry) for entry in story.history(document)],
+        "model": story.model(document),
+        "model_facts": story.model_facts(document),
+        "layers": story.model_layers(document)[:MOST_LAYERS],
+        "all_layers": len(story.model_layers(document)),
+        "program": story.program(document),
+        "artifacts": sorted(document.get("artifacts") or []),
         "experiment": without_passwords(_experiment(document.get("spec"))),
     }
 
@@ -144,31 +154,9 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested mappings as lines: "git.commit", "..."."""
-    for key, item in value.items():
-        if isinstance(item, Mapping) and item:
-            yield from _flat(item, f"{prefix}{key}.")
-        elif item is not None:
-            yield f"{prefix}{key}", without_passwords(_words(item))
-
-
-def _words(item: object) -> str:
-    if isinstance(item, Iterable) and not isinstance(item, str | Mapping):
-        return " ".join(map(str, item))
-    return str(item)
-
-
-def _changes(history: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Changes of the experiment that were allowed: what, and when by which attempt."""
-    return [
-        (
-            f"{change['key']}: {change['old']!r} → {change['new']!r}",
-            f"{utc_time(entry['time'])}, attempt {entry['fence']}",
-        )
-        for entry in history
-        for change in entry["changes"]
-    ]
+def _moment(entry: story.Entry) -> tuple[str, str]:
+    """What, and when by which attempt."""
+    return entry.what, f"{utc_time(entry.time)}, attempt {entry.fence}"
 
 
 def _experiment(spec: object) -> str:

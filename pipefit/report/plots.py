@@ -3,6 +3,8 @@
     panels = metric_panels(run.metrics(), run.validations())
     panels[0].title, panels[0].svg          # "loss", "<svg ..."
 
+What is not a number per step (texts, arrays) is left out.
+
 Text of users never enters an SVG: titles and legends are the page's matter.
 """
 
@@ -15,11 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipefit.records import TIMING
+
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
     Series = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+    Source = tuple[str, Series, bool]  # legend, points, whether they are marked
 
 #: Points of a thinned curve: two per pixel of a panel, its smallest and its largest value.
 POINTS = 1200
@@ -28,6 +33,19 @@ POINTS = 1200
 COLOURS = ("#3b82c4", "#d9822b", "#2f9e63", "#c2508f", "#8f6bd1", "#d1495b", "#2a9d9d", "#8a7f39")
 
 LEARNING_RATE = "learning_rate"
+
+#: Columns NORM/VARIABLE: a panel per norm, the largest ones and all of them together.
+NORMS = ("gradient_norm", "update_norm")
+
+#: Panels about speed: by title the measured columns, each with its legend and its unit.
+_TIMING: Mapping[str, Mapping[str, tuple[str, float]]] = {
+    "examples per second": {"examples_per_second": ("training", 1.0)},
+    "milliseconds per step": {
+        "step_seconds": ("in all", 1e-3),
+        "data_seconds": ("waiting for data", 1e-3),
+    },
+    "memory in GB": {"memory_bytes": ("training", 1e9)},
+}
 
 #: More panels or curves than these would make a page nobody reads.
 MOST_PANELS, MOST_CURVES = 24, 8
@@ -76,29 +94,97 @@ class Panel:
 
 
 def metric_panels(metrics: pd.DataFrame, validations: pd.DataFrame) -> list[Panel]:
-    """A panel per metric: the loss first, the learning rate last, validations with their metric.
+    """A panel per metric: the loss first, learning rates and norms last, validations with theirs.
+
+    Columns of `records.TIMING` are the matter of `timing_panels`.
 
     Args:
         metrics: as `RunReader.metrics()` gives it.
         validations: as `RunReader.validations()` gives it.
     """
-    sources: dict[str, list[tuple[str, Series, bool]]] = {}
+    sources = _sources(metrics, validations)
+    last = (LEARNING_RATE, *NORMS)
+    ordered = sorted(sources, key=lambda title: (title != "loss", _place(title, last), title))
+    # A set has one colour in all panels.
+    labels = dict.fromkeys(
+        label for title in ordered if title not in NORMS for label, _, _ in sources[title]
+    )
+    colours = _colours(labels)
+    panels = []
+    for title in ordered[:MOST_PANELS]:
+        if title in NORMS:
+            norms = _with_all(sources[title])
+            panels.append(_panel(title, norms, _colours(label for label, _, _ in norms)))
+        else:
+            panels.append(_panel(title, sources[title], colours))
+    return [panel for panel in panels if panel]
+
+
+def timing_panels(metrics: pd.DataFrame) -> list[Panel]:
+    """Panels about the speed of the training, as far as it was measured.
+
+    Args:
+        metrics: as `RunReader.metrics()` gives it.
+    """
+    steps = metrics.index.to_numpy()
+    panels = []
+    for title, columns in _TIMING.items():
+        sources = [
+            (label, (steps, metrics[column].to_numpy(dtype=float) / unit), False)
+            for column, (label, unit) in columns.items()
+            if column in metrics.columns and _is_number(metrics[column])
+        ]
+        panels.append(_panel(title, sources, _colours(label for label, _, _ in sources)))
+    return [panel for panel in panels if panel]
+
+
+def _sources(metrics: pd.DataFrame, validations: pd.DataFrame) -> dict[str, list[Source]]:
+    """By panel its curves."""
+    sources: dict[str, list[Source]] = {}
     for column in metrics.columns:
+        if column in TIMING or not _is_number(metrics[column]):
+            continue
         prefix, title = _split(str(column))
         series = (metrics.index.to_numpy(), metrics[column].to_numpy(dtype=float))
         sources.setdefault(title, []).append((prefix or "training", series, False))
+    names = [name for name in validation_metrics(validations) if _is_number(validations[name])]
     for name, rows in validations.groupby("set", sort=False):
         ordered_rows = rows.sort_values("step")
         steps = ordered_rows["step"].to_numpy()
-        for column in validation_metrics(validations):
+        for column in names:
             series = (steps, ordered_rows[column].to_numpy(dtype=float))
             sources.setdefault(str(column), []).append((str(name), series, True))
-    ordered = sorted(sources, key=lambda title: (title != "loss", title == LEARNING_RATE, title))
-    # A set has one colour in all panels.
-    labels = dict.fromkeys(label for title in ordered for label, _, _ in sources[title])
-    colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
-    panels = [_panel(title, sources[title], colours) for title in ordered[:MOST_PANELS]]
-    return [panel for panel in panels if panel]
+    return sources
+
+
+def _place(title: str, last: Sequence[str]) -> int:
+    return 1 + last.index(title) if title in last else 0
+
+
+def _colours(labels: Iterable[str]) -> dict[str, str]:
+    return {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
+
+
+def _is_number(column: pd.Series[Any]) -> bool:
+    from pandas.api.types import is_numeric_dtype
+
+    return is_numeric_dtype(column.dtype)
+
+
+def _with_all(sources: Sequence[Source]) -> list[Source]:
+    """The norm of all variables together, then those of single ones, the largest first."""
+    import numpy as np
+
+    if len(sources) == 1:
+        return list(sources)
+    steps = sources[0][1][0]
+    squares = np.zeros(len(steps))
+    sizes = []
+    for _, (_, norms), _ in sources:
+        squares += norms**2
+        sizes.append(norms[np.isfinite(norms)].sum())
+    together: Source = ("all variables", (steps, np.sqrt(squares)), False)
+    return [together, *(sources[i] for i in np.argsort(sizes, kind="stable")[::-1])]
 
 
 def validation_metrics(validations: pd.DataFrame) -> list[str]:
@@ -137,16 +223,16 @@ def running_mean(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], points: int =
 
 
 def _split(column: str) -> tuple[str, str]:
-    """Prefix and title: "head/loss" is of the panel "loss"; learning rates share one panel."""
+    """Prefix and title: "head/loss" is of the panel "loss"; rates and norms share panels."""
     parts = column.split("/")
+    if parts[0] in NORMS and len(parts) > 1:
+        return "/".join(parts[1:]), parts[0]
     if LEARNING_RATE in parts:
         return "/".join(part for part in parts if part != LEARNING_RATE), LEARNING_RATE
     return "/".join(parts[:-1]), parts[-1]
 
 
-def _panel(
-    title: str, sources: Sequence[tuple[str, Series, bool]], colours: Mapping[str, str]
-) -> Panel | None:
+def _panel(title: str, sources: Sequence[Source], colours: Mapping[str, str]) -> Panel | None:
     import numpy as np
 
     curves, notes = [], []

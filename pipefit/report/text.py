@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipefit.records import Attempt, RunState
+from pipefit.report import story
 from pipefit.report.table import text_table, validations_table
 from pipefit.report.words import as_number, clean, duration, local_time, number, printable, size
 
 if TYPE_CHECKING:
     from pipefit.store.base import RunReader
 
-_CHECKPOINTS, _VALIDATIONS, _ATTEMPTS = 5, 12, 10
+_CHECKPOINTS, _VALIDATIONS, _ATTEMPTS, _EVENTS = 5, 12, 10, 10
 
 
 def run_text(run: RunReader, *, report: str | None = None, width: int | None = None) -> str:
@@ -51,8 +52,10 @@ def _parts(run: RunReader, report: str | None, width: int | None) -> Iterator[st
     yield f"{run.collection}/{run.name}  {status.state}"
     facts = {
         "reason": clean(_first_line(status.reason)) if status.reason else None,
+        "ended": clean(_first_line(ending)) if (ending := story.ending(document)) else None,
         "progress": _progress(document, status.state, status.step),
         "best": _best(document.get("best")),
+        "model": clean(told) if (told := story.model(document)) else None,
         "owner": _owner(document.get("lease")),
         "report": report,
     }
@@ -67,6 +70,10 @@ def _parts(run: RunReader, report: str | None, width: int | None) -> Iterator[st
         yield _title("Validations", len(validations), _VALIDATIONS)
         rows: Any = validations.head(_VALIDATIONS).to_dict("records")
         yield validations_table(rows, width=width)
+    history = story.history(document)
+    if history:
+        yield _title("History", len(history), _EVENTS)
+        yield _history_table(history[: -_EVENTS - 1 : -1], width)
     if attempts:
         yield _title("Attempts", len(attempts), _ATTEMPTS)
         yield _attempts_table(attempts[: -_ATTEMPTS - 1 : -1], width)
@@ -130,6 +137,11 @@ def _attempts_table(attempts: Iterable[Attempt], width: int | None) -> str:
         for attempt in attempts
     ]
     return text_table(headers, cells, width=width)
+
+
+def _history_table(entries: Iterable[story.Entry], width: int | None) -> str:
+    cells = [[local_time(entry.time), entry.fence, _first_line(entry.what)] for entry in entries]
+    return text_table(["time", "attempt", "what"], cells, width=width)
 
 
 def _log(attempt: Attempt) -> Iterator[str]:

@@ -253,7 +253,8 @@ class Store(Protocol):
     def runs(self, collection: str | None = None) -> pd.DataFrame:
         """One row per run.
 
-        Columns collection, name, state, step, steps, attempts, updated, reason, best.
+        Columns collection, name, state, step, steps, attempts, updated, reason (why it failed, was
+        interrupted, or was complete before its last step), best.
         """
 
     def collections(self) -> list[str]:

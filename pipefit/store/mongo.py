@@ -312,7 +312,7 @@ def _row(run: Document, collection: str) -> Document:
         "steps": run["steps"],
         "attempts": run["fence"],
         "updated": run["updated"],
-        "reason": status.reason,
+        "reason": status.reason or (status.ended and status.ended.reason),
         "best": run["best"] and run["best"]["value"],
     }
 

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from pipefit.records import RunState
+from pipefit.records import Ended, RunState
 from pipefit.report import render
 
 EVIL = "<script>alert('x')</script>"
@@ -68,6 +68,39 @@ def test_the_page_tells_what_a_run_is_and_did(make_run):
         "from step to step",
     ):
         assert expected in text, expected
+
+
+def test_the_page_tells_the_model_what_happened_and_how_it_ended_early(make_run):
+    layers = [{"name": EVIL, "type": "Dense", "parameters": 2410, "trainable": False}] * 600
+    run = make_run(
+        steps=50,
+        metrics={
+            "loss": np.ones(50),
+            "frames": np.ones((50, 1000)),
+            "pair": np.ones((50, 2)),
+            "spoken": np.array(["a"] * 50),
+            "step_seconds": np.full(50, 0.1),
+        },
+        notes=[{"event": "rollback", "from": 130, "to": 100, "scale": 0.5, "reason": EVIL}],
+        model={"name": "mlp", "parameters": 2410, "trainable_parameters": 10, "layers": layers},
+        artifacts={"model.txt": b"...", "program.diff": b"..."},
+        program={"versions": {"keras": "3.15.0", "numpy": "2.4"}, "data_digest": "sha256:abc"},
+        ended=Ended("early_stop", "{}", 50, "no better loss for 5 validations"),
+    )
+    page = render(run)
+    text = Checked(page).text
+    for expected in (
+        "complete at step 50 by early_stop: no better loss for 5 validations",
+        "attempt 1 rollback: from 130, to 100, scale 0.5000, reason <script>",
+        "parameters 2410 trainable_parameters 10",
+        "600 layers layer type parameters trained <script>alert('x')</script> Dense 2410 no",
+        "versions keras 3.15.0, numpy 2.4 data_digest sha256:abc",
+        "Stored with the run: model.txt, program.diff",
+        "Speed milliseconds per step",
+    ):
+        assert expected in text, expected
+    assert "<progress" not in page and "<script" not in page
+    assert "spoken" not in text and "frames" not in text
 
 
 def test_the_page_needs_nothing_else(make_run):

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipefit.report.plots import POINTS, metric_panels, running_mean, thin
+from pipefit.report.plots import POINTS, metric_panels, running_mean, thin, timing_panels
 
 
 def metrics(**columns) -> pd.DataFrame:
@@ -58,6 +58,58 @@ def test_the_loss_comes_first_and_the_learning_rates_last_in_one_panel():
     assert [curve.label for curve in panels[0].curves] == ["training", "test"]
     assert [curve.label for curve in panels[2].curves] == ["training", "head"]
     assert len({curve.colour for curve in panels[0].curves}) == 2
+
+
+def test_what_is_no_number_per_step_is_left_out():
+    arrays = pd.Series([np.eye(2), np.eye(2)], dtype=object)
+    table = metrics(loss=[2.0, 1.0], good=[True, False], text=["a", "b"])
+    table["array"] = arrays.to_numpy()
+    rows = validations([(2, "test", 5, None, 0.1, 1.5)]).assign(label=["cat"])
+
+    panels = metric_panels(table, rows)
+    assert [panel.title for panel in panels] == ["loss", "good"]
+
+
+def test_measured_columns_have_panels_of_their_own():
+    table = metrics(
+        loss=[2.0, 1.0],
+        step_seconds=[0.5, 0.25],
+        data_seconds=[0.125, 0.125],
+        examples_per_second=[200.0, 400.0],
+        memory_bytes=[2e9, 3e9],
+    )
+    assert [panel.title for panel in metric_panels(table, validations())] == ["loss"]
+    speed, times, memory = timing_panels(table)
+    assert (speed.title, list(speed.curves[0].y)) == ("examples per second", [200.0, 400.0])
+    assert times.title == "milliseconds per step"
+    assert {curve.label: list(curve.y) for curve in times.curves} == {
+        "in all": [500.0, 250.0],
+        "waiting for data": [125.0, 125.0],
+    }
+    assert (memory.title, list(memory.curves[0].y)) == ("memory in GB", [2.0, 3.0])
+    assert [panel.title for panel in timing_panels(metrics(step_seconds=[0.5, 0.25]))] == [
+        "milliseconds per step"
+    ]
+    assert timing_panels(metrics(loss=[2.0, 1.0])) == []
+
+
+def test_norms_have_a_panel_with_all_variables_together_and_the_largest_alone():
+    columns = {f"gradient_norm__layer{i}__kernel": [float(i), 2.0 * i] for i in range(12)}
+    table = metrics(loss=[2.0, 1.0], learning_rate=[0.1, 0.1], **columns)
+    (loss, rates, norms) = metric_panels(table, validations())
+
+    assert [panel.title for panel in (loss, rates, norms)] == [
+        "loss",
+        "learning_rate",
+        "gradient_norm",
+    ]
+    assert [curve.label for curve in norms.curves] == [
+        "all variables",
+        *(f"layer{i}/kernel" for i in range(11, 4, -1)),
+    ]
+    assert norms.curves[0].y == pytest.approx(np.sqrt(506.0) * np.array([1.0, 2.0]))
+    assert "5 more curves are left out" in norms.notes
+    assert len({curve.colour for curve in norms.curves}) == 8
 
 
 def test_nan_is_left_out_and_named():
