@@ -15,6 +15,8 @@ from pipefit.errors import SpecError
 from pipefit.records import Best
 from pipefit.spec import Builder, Data, Optimizer, Spec, ValidationSet
 from pipefit.training.devices import Replicas
+from pipefit.training.freezing import freeze
+from pipefit.training.gradients import Clip
 from pipefit.training.objective import (
     Objective,
     PerExample,
@@ -26,11 +28,12 @@ from pipefit.training.objective import (
 )
 from pipefit.training.own_loops import TrainLoop
 from pipefit.training.pipeline import Feed
+from pipefit.training.rates import Group
 from pipefit.training.schedule import Schedule
 from pipefit.training.stopping import EarlyStop
 from pipefit.training.targets import Target, Targets
 from pipefit.training.trainer import Trainer
-from pipefit.training.updates import Clip, Group, Part, Updates, freeze
+from pipefit.training.updates import Part, Updates
 from pipefit.training.validator import ValidationLoop, Validator
 
 

@@ -24,19 +24,31 @@ class Clip:
     global_norm: float | None = None
 
     def __call__(self, gradients: list[Any]) -> list[Any]:
-        """The clipped gradients; None entries stay None."""
+        """The clipped gradients; None entries stay None, sparse ones must be `distinct`."""
         if self.value is not None:
             return [
-                g if g is None else tf.clip_by_value(_dense(g), -self.value, self.value)
-                for g in gradients
+                g if g is None else tf.clip_by_value(g, -self.value, self.value) for g in gradients
             ]
         if self.norm is not None:
-            return [g if g is None else tf.clip_by_norm(_dense(g), self.norm) for g in gradients]
+            return [g if g is None else tf.clip_by_norm(g, self.norm) for g in gradients]
         if self.global_norm is not None:
-            # Sparse gradients may name a row twice: their norm is right only once they are added.
-            dense = [g if g is None else _dense(g) for g in gradients]
-            return list(tf.clip_by_global_norm(dense, self.global_norm)[0])
+            return list(tf.clip_by_global_norm(gradients, self.global_norm)[0])
         return gradients
+
+
+def distinct(gradients: list[Any]) -> list[Any]:
+    """Add up the rows that a sparse gradient (of an embedding) names several times.
+
+    Keras' optimizers and the norms square each row by itself: a word that a batch holds twice
+    would count otherwise than in a dense gradient.
+    """
+    return [_distinct(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+
+
+def _distinct(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    rows, position = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, position, tf.shape(rows)[0])
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def summed(gradients: list[Any]) -> list[Any]:
@@ -56,7 +68,7 @@ def averaged(parts: Sequence[list[Any]]) -> list[Any]:
     return [
         None
         if all(g is None for g in column)
-        else tf.add_n([_dense(g) for g in column if g is not None])
+        else tf.add_n([tf.convert_to_tensor(g) for g in column if g is not None])
         for column in zip(*parts, strict=True)
     ]
 
@@ -67,7 +79,3 @@ def all_finite(gradients: Sequence[Any]) -> tf.Tensor:
     return tf.reduce_all(
         [tf.reduce_all(tf.math.is_finite(value)) for value in values if value is not None]
     )
-
-
-def _dense(gradient: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(gradient)

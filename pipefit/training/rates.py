@@ -118,7 +118,7 @@ class _Outside:
                     super()._apply_weight_decay(chosen)  # type: ignore[misc]
 
 
-class _Inside(keras.optimizers.Optimizer):
+class _Inside(keras.optimizers.Optimizer):  # type: ignore[misc]
     """Comes between the optimizer's own class and Keras' base class.
 
     So what an optimizer does once per step in its own `_backend_update_step`, as Nadam does, is

@@ -12,6 +12,7 @@ import tensorflow as tf
 from pipefit.errors import SpecError, StateMismatch
 from pipefit.training.added import AddedLosses
 from pipefit.training.devices import Batch, Replicas, Slice
+from pipefit.training.gradients import averaged, summed
 from pipefit.training.meeting import refuse_different, refuse_unweighted
 from pipefit.training.normalisation import synchronise, training_statistics
 from pipefit.training.objective import Forward, Objective
@@ -19,7 +20,7 @@ from pipefit.training.pipeline import Feed
 from pipefit.training.randomness import settle, spread
 from pipefit.training.state import Arrays, State
 from pipefit.training.targets import Targets
-from pipefit.training.updates import Updates, averaged, summed
+from pipefit.training.updates import Updates
 
 if TYPE_CHECKING:
     from pipefit.training.own_loops import TrainLoop

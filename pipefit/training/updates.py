@@ -12,12 +12,9 @@ import tensorflow as tf
 
 from pipefit.errors import SpecError, TrainingError
 from pipefit.training.averaging import Averages
-from pipefit.training.freezing import freeze
-from pipefit.training.gradients import Clip, all_finite, averaged, summed
+from pipefit.training.gradients import Clip, all_finite, distinct
 from pipefit.training.loss_scaling import LossScale
 from pipefit.training.rates import Group, Rates, adapt, check_optimizer
-
-__all__ = ["Clip", "Group", "Part", "Updates", "averaged", "freeze", "summed"]
 
 
 @dataclass(frozen=True)
@@ -145,6 +142,7 @@ class Updates:
         Raises:
             TrainingError: if a part has no gradient at all.
         """
+        gradients = distinct(gradients)
         for part, indices in zip(self._parts, self._owned, strict=True):
             part.apply([gradients[i] for i in indices])
         if self._averages is not None:

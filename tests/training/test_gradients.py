@@ -7,7 +7,7 @@ import tensorflow as tf
 from training_helpers import assert_close
 from updates_helpers import Steps, gradients
 
-from pipefit.training.gradients import Clip, all_finite, averaged
+from pipefit.training.gradients import Clip, all_finite, averaged, distinct
 from pipefit.training.updates import Part
 
 
@@ -57,11 +57,16 @@ def test_below_the_limit_nothing_is_clipped(clip):
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
-def test_rows_that_a_sparse_gradient_names_twice_are_added_before_their_norm():
-    sparse = tf.IndexedSlices(tf.constant([[3.0], [3.0]]), tf.constant([1, 1]), tf.constant([2, 1]))
+def test_rows_that_a_sparse_gradient_names_twice_are_added_before_anything_else():
+    twice = tf.IndexedSlices(tf.constant([[3.0], [3.0]]), tf.constant([1, 1]), tf.constant([2, 1]))
+    dense = tf.constant([1.0])
+    none, once, same = distinct([None, twice, dense])
+    assert none is None
+    assert same is dense
+    assert (once.values.numpy().tolist(), once.indices.numpy().tolist()) == ([[6.0]], [1])
     for clip in (Clip(norm=2.0), Clip(global_norm=2.0), Clip(value=2.0)):
-        (clipped,) = clip([sparse])
-        np.testing.assert_allclose(clipped, [[0.0], [2.0]], rtol=1e-6)
+        (clipped,) = clip([once])
+        np.testing.assert_allclose(tf.convert_to_tensor(clipped), [[0.0], [2.0]], rtol=1e-6)
 
 
 def test_gradients_of_slices_add_up_also_where_some_have_none():

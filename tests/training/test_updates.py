@@ -5,11 +5,23 @@ import inspect
 import keras
 import numpy as np
 import pytest
-from training_helpers import adam, assert_close, assert_equal, sgd
+import tensorflow as tf
+from training_helpers import (
+    adam,
+    assert_close,
+    assert_equal,
+    make_trainer,
+    perceptron,
+    sgd,
+    weights,
+)
 from updates_helpers import Steps, by_hand, by_layer, gradients
 
+from pipefit.data import Arrays
 from pipefit.errors import SpecError, TrainingError
-from pipefit.training.updates import Clip, Group, Part
+from pipefit.training.gradients import Clip
+from pipefit.training.rates import Group
+from pipefit.training.updates import Part
 
 DEVICES = pytest.mark.parametrize("devices", [1, 2])
 PATHS = "a/kernel, a/bias, b/kernel, b/bias"
@@ -196,6 +208,15 @@ class TestLearningRates:
         )
         assert_close(steps.weights(), expected)
 
+    def test_the_first_group_that_is_found_in_the_path_counts(self):
+        groups = [Group("^a/k", 0.5), Group("kernel", 0.25), Group("b/kernel", 0.0)]
+        steps = Steps(one(groups=groups))
+        start, given = steps.weights(), gradients(1)
+        steps.run(given)
+        factors = {"a/kernel": 0.5, "a/bias": 1.0, "b/kernel": 0.25, "b/bias": 1.0}
+        expected = by_hand(start, given, lambda p, w, g, t: w - 0.1 * factors[p] * g)
+        assert_close(steps.weights(), expected)
+
     def test_a_function_as_in_keras(self):
         steps = Steps(
             one(
@@ -204,6 +225,58 @@ class TestLearningRates:
             )
         )
         assert_close(steps.run(gradients(1)), {"learning_rate": [0.5], "learning_rate/^a": [0.25]})
+
+
+@DEVICES
+def test_constraints_hold_after_every_update(devices):
+    def model():
+        return perceptron(kernel_constraint=keras.constraints.MaxNorm(0.5))
+
+    steps = Steps(two, model=model, devices=devices, average=0.9)
+    start, given = steps.weights(), gradients(3)
+    free = by_layer(a=sgd(0.1, momentum=0.9), b=adam(0.01))
+
+    def rule(path, *rest):
+        updated = free(path, *rest)
+        if path == "a/kernel":
+            norm = np.linalg.norm(updated, axis=0)
+            updated = updated * np.minimum(norm, 0.5) / norm
+        return updated
+
+    steps.run(given)
+    assert_close(steps.weights(), by_hand(start, given, rule), tolerance=1e-5)
+
+
+@DEVICES
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"updates": {"loss_scaling": True}}, {"accumulate": 2}, {"jit_compile": True}],
+    ids=["plain", "loss scaling", "accumulated", "compiled"],
+)
+def test_sparse_gradients_do_what_dense_ones_do(devices, options):
+    class Product(keras.layers.Embedding):
+        """Looks up by a matrix product: its gradient is dense."""
+
+        def call(self, inputs):
+            return tf.one_hot(inputs, self.input_dim) @ self.embeddings
+
+    def trainer(layer, **options):
+        def model():
+            words = keras.Input((4,), name="words", dtype="int64")
+            y = keras.layers.Flatten(name="flat")(layer(3, 2, name="e")(words))
+            return keras.Model(words, keras.layers.Dense(3, name="b")(y))
+
+        def parts():
+            return [Part(keras.optimizers.Adam(0.1), groups=[Group("^e", 0.1)])]
+
+        words = np.random.default_rng(0).integers(0, 3, (20, 4))
+        source = Arrays(words=words, labels=np.arange(20) % 3)
+        made = make_trainer(model, source, parts=parts, **options)
+        made.run(4)
+        return weights(made)
+
+    sparse = trainer(keras.layers.Embedding, devices=devices, **options)
+    assert_close(sparse, trainer(Product))
 
 
 KERAS = [
@@ -231,6 +304,13 @@ class TestAnyOptimizer:
         grouped.run(given)
         assert_close(grouped.weights(), plain.weights())
         assert all(np.abs(w - start[p]).max() > 1e-7 for p, w in plain.weights().items())
+
+    def test_stays_an_optimizer_of_its_class(self):
+        made = keras.optimizers.Adam(0.1, name="mine")
+        Steps(one(lambda: made))
+        assert isinstance(made, keras.optimizers.Adam)
+        assert type(made).__name__ == "Adam"
+        assert made.get_config()["name"] == "mine"
 
     @DEVICES
     def test_of_a_user(self, devices):

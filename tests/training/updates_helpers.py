@@ -9,8 +9,10 @@ import tensorflow as tf
 from training_helpers import Rule, Weights, perceptron
 
 from pipefit.training.devices import Replicas
+from pipefit.training.freezing import freeze
+from pipefit.training.gradients import summed
 from pipefit.training.state import State
-from pipefit.training.updates import Part, Updates, freeze, summed
+from pipefit.training.updates import Part, Updates
 
 SHAPES = {"a/kernel": (6, 5), "a/bias": (5,), "b/kernel": (5, 3), "b/bias": (3,)}
 
