@@ -98,7 +98,7 @@ class _Lines:
         if event.kind == "log" and not self._log_is_shown:
             where = "" if values["step"] is None else f"step {values['step']}: "
             self._print(f"{where}{values['message']}", values)
-        elif event.kind == "progress":
+        elif event.kind == "progress" and not values.get("over"):
             last = values["step"] >= values["steps"]
             if last or time.monotonic() - self._last >= _LINE_SECONDS:
                 self._last = time.monotonic()
