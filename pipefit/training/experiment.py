@@ -28,6 +28,7 @@ from pipefit.training.objective import (
 )
 from pipefit.training.own_loops import TrainLoop
 from pipefit.training.pipeline import Feed
+from pipefit.training.precision import precision
 from pipefit.training.rates import Group
 from pipefit.training.schedule import Schedule
 from pipefit.training.stopping import EarlyStop
@@ -274,7 +275,7 @@ class Experiment:
         return Best(best.metric, best.mode, float(value), -1)
 
     def _build(self) -> keras.Model:
-        with self.replicas.scope():
+        with precision(self.spec.train.precision), self.replicas.scope():
             model = self.model()
             if not isinstance(model, keras.Model):
                 raise SpecError(

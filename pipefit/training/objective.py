@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from pipefit.errors import SpecError
 from pipefit.training.meeting import stand_in
+from pipefit.training.precision import in_float32
 
 Tensors = Mapping[str, tf.Tensor]
 PerExample = Callable[[Tensors, Tensors], tf.Tensor]
@@ -158,7 +159,7 @@ class Objective:
             returned = self.model(model_inputs(self.model, fields), training=training)
         else:
             returned = forward(self.model, fields)
-        outputs = named_outputs(returned)
+        outputs = in_float32(named_outputs(returned))
         values = {"loss": self.loss(fields, outputs)}
         for name, metric in self.metrics.items():
             values[name] = metric(fields, outputs)
