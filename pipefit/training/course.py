@@ -140,9 +140,11 @@ class Course:
         """Take in what a call of the inner loop gave, and do what is due at its last step.
 
         Raises:
-            Diverged: naming step, loss and limit; the state is not saved.
+            Diverged: naming step, loss and limit, or that float16 cannot hold the gradients; the
+                state is not saved.
         """
         loss = self._record(rows, seconds)
+        self.trainer.updates.check()
         step = self.trainer.step
         kinds = self._schedule.checkpoint_kinds(step)
         if self._schedule.validates(step) and self._validate(step):

@@ -60,7 +60,11 @@ class LossScale:
         self._skipped.assign_add(tf.where(finite, tf.zeros_like(good), tf.ones_like(good)))
 
     def skipped(self) -> int:
-        """Steps skipped so far.
+        """Steps skipped so far."""
+        return int(self._skipped.numpy())
+
+    def check(self) -> None:
+        """Check that training does not stand still.
 
         Raises:
             Diverged: if the last gradients were not finite at the smallest scale either.
@@ -71,7 +75,6 @@ class LossScale:
                 f"{_LEAST:g} either, so the training stands still; try a smaller learning rate, "
                 f"train.precision = 'bfloat16' or 'float32' under another name"
             )
-        return int(self._skipped.numpy())
 
     def _divided(self, gradient: Any) -> Any:
         dtype = tf.float32 if gradient.dtype.size < 4 else gradient.dtype

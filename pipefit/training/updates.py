@@ -79,8 +79,6 @@ class Updates:
         loss_scaling: bool = False,
         rate_scale: float = 1.0,
     ):
-        if average is not None and not 0 < average < 1:
-            raise SpecError(f"train.average = {average}: must be above 0 and below 1")
         self.trainable: list[Any] = list(model.trainable_variables)
         owned = _distributed(self.trainable, parts)
         self._rate_scale = tf.Variable(rate_scale, trainable=False, dtype=tf.float32)
@@ -153,7 +151,6 @@ class Updates:
 
         Raises:
             TrainingError: if the optimizers have not all done as many.
-            Diverged: if with loss scaling no step is good any more.
         """
         counts = {part.where: part.iterations() for part in self._parts}
         if len(set(counts.values())) > 1:
@@ -162,11 +159,13 @@ class Updates:
         skipped = 0 if self._loss_scale is None else self._loss_scale.skipped()
         return next(iter(counts.values())) + skipped
 
-    def average_values(self) -> Mapping[str, Any]:
-        """The averages (variables) by the path of the model's variable; empty without averages.
+    def check(self) -> None:
+        """Raises Diverged if with loss scaling no step is good any more."""
+        if self._loss_scale is not None:
+            self._loss_scale.check()
 
-        An average of a 16-bit variable is of type float32.
-        """
+    def average_values(self) -> Mapping[str, Any]:
+        """The averages (variables) by the path of the model's variable; empty without averages."""
         return {} if self._averages is None else self._averages.values
 
     def _named_variables(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from training_helpers import arrays, assert_equal, make_trainer, points, weights
 from updates_helpers import Steps, gradients
 
 from pipefit.errors import Diverged
+from pipefit.training import Course, Loop, Schedule
 from pipefit.training.loss_scaling import GROWTH_STEPS, INITIAL, LossScale
 from pipefit.training.updates import Part
 
@@ -102,11 +103,47 @@ def test_its_state_continues_bit_for_bit(devices):
 def test_gradients_that_are_never_finite_are_told():
     steps = scaled()
     steps.run([with_one(np.nan)] * 38)
-    assert steps.updates.done() == 38
+    steps.updates.check()
     steps.run([with_one(np.nan)])
+    assert steps.updates.done() == 39
     with pytest.raises(Diverged, match=r"not finite, at a loss scale of 5\.96046e-08 either"):
-        steps.updates.done()
+        steps.updates.check()
     assert split(steps.arrays())[0]["scale"] == 2.0**-24  # no further, or it would become 0
+
+
+class Recorded:
+    """Actions of a course of which only the end matters."""
+
+    error = None
+
+    def stop_requested(self):
+        return None
+
+    def failed(self, error):
+        self.error = error
+
+    def __getattr__(self, name):
+        return lambda *values: None
+
+
+def test_of_several_models_only_the_one_that_stands_still_fails():
+    def steep(labels, logits):
+        """Its value is finite, its gradient is not."""
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return losses + tf.sqrt(tf.reduce_sum(0 * logits, axis=1))
+
+    updates = {"loss_scaling": True}
+    trainers = [make_trainer(updates=updates, loss=loss) for loss in (steep, None)]
+    actions = [Recorded(), Recorded()]
+    courses = [
+        Course(trainer=trainer, validators={}, schedule=Schedule(steps=60), actions=each)
+        for trainer, each in zip(trainers, actions, strict=True)
+    ]
+    with pytest.raises(Diverged, match="the training stands still"):
+        Loop(courses).run()
+    assert isinstance(actions[0].error, Diverged)
+    assert actions[1].error is None
+    assert trainers[1].step == 60
 
 
 class TestUnscaled:
