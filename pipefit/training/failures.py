@@ -11,10 +11,19 @@ import tensorflow as tf
 
 from pipefit.errors import DataError, PipefitError, TrainingError
 
-#: The reason in a message of TensorFlow stands before the first node that is named.
+#: The reason in a message of TensorFlow stands before the traceback of a Python function,
+_IN_PYTHON = re.compile(r"^(.+)\nTraceback \(most recent call last\):", re.MULTILINE)
+#: else before the first node that is named,
 _REASON = re.compile(
     r"^(?: *\(\d+\) [A-Z_]+: *)?(?:assertion failed: )?(.+)\n[ \t]*\[\[\{\{node", re.MULTILINE
 )
+#: and behind names of nodes and datasets.
+_PLACES = re.compile(
+    r"^(?:\{\{.*?\}\} )*(?:Error in user-defined function passed to .*? with iterator: "
+    r"[\w:\[\]]+: )?"
+)
+#: The operation that failed if the data did, and not the model.
+_NEXT = re.compile(r"IteratorGetNext(?:_\d+)?\]")
 
 #: Our own frames say nothing to whoever wrote the source.
 _OURS = "pipefit.training."
@@ -39,7 +48,8 @@ class Failures:
     def surfacing(self) -> contextlib.AbstractContextManager[None]:
         """Inside, what TensorFlow raises for kept exceptions is raised as these exceptions.
 
-        Its other errors become `TrainingError` with the reason, which it tells last, first.
+        Its other errors become `DataError` (of what is read) or `TrainingError`, with the reason,
+        which it tells last, first.
         """
         return self.surfacing_of([self])
 
@@ -54,9 +64,20 @@ class Failures:
             kept = [e for f in several for mark, e in f._kept.items() if mark in error.message]
             if kept:
                 raise kept[0] from kept[0].__cause__
-            reason = _REASON.search(error.message)
-            first = reason[1] if reason else error.message.split("\n")[0]
-            raise TrainingError(f"{type(error).__name__}: {first}\n{error.message}") from error
+            raise _told(error) from error
+
+
+def _told(error: tf.errors.OpError) -> PipefitError:
+    """An error of TensorFlow with its reason first."""
+    message = error.message
+    in_python = _IN_PYTHON.search(message)
+    found = in_python or _REASON.search(message)
+    reason = _PLACES.sub("", found[1] if found else message.split("\n")[0])
+    if not in_python:
+        reason = f"{type(error).__name__}: {reason}"
+    if _NEXT.search(message):
+        return DataError(f"the data: {reason}\n{message}")
+    return TrainingError(f"{reason}\n{message}")
 
 
 def explained(error: BaseException, what: str) -> Exception:

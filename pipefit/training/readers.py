@@ -42,6 +42,7 @@ class Readers:
     Attributes:
         count: of the threads.
         at_end: functions that each thread calls when it ends.
+        closed: whether `close` was called.
     """
 
     def __init__(self, count: int, failures: Failures):
@@ -52,7 +53,7 @@ class Readers:
         self._lock = threading.Lock()
         self._waited_for: set[_Task] = set()
         self._threads: list[threading.Thread] = []
-        self._closed = False
+        self.closed = threading.Event()
 
     def call(self, function: Callable[..., Any], *arguments: Any, what: Callable[..., str]) -> Any:
         """What a function returns, called by one of the threads.
@@ -67,7 +68,7 @@ class Readers:
         """
         task = _Task(function, arguments, what)
         with self._lock:
-            if self._closed:
+            if self.closed.is_set():
                 raise self._given_up()
             self._start()
             self._waited_for.add(task)
@@ -86,7 +87,8 @@ class Readers:
             seconds: to wait at most for the threads.
         """
         with self._lock:
-            first, self._closed = not self._closed, True
+            first = not self.closed.is_set()
+            self.closed.set()
         if first:
             for task in list(self._waited_for):
                 task.result.cancel()

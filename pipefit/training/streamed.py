@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,11 @@ import tensorflow as tf
 from pipefit.data import Fields, FieldSpec
 from pipefit.errors import DataError
 from pipefit.training.readers import Readers
-from pipefit.training.streams import Skip, ended, size_of
+from pipefit.training.streams import Skip, ended
+from pipefit.training.waiting import Waiting
+
+#: Between two looks whether skipping is over.
+_LOOK_SECONDS = 0.1
 
 
 class Streamed:
@@ -47,35 +52,29 @@ class Streamed:
             skip: how many examples to leave out.
             batch_size: examples per batch.
         """
-        batches = self._source.skip(skip.count).batch(batch_size)
-        spec = batches.element_spec
-        nothing = {k: tf.zeros([0, *s.shape[1:]], s.dtype) for k, s in spec.items()}
-        batches = batches.concatenate(tf.data.Dataset.from_tensors(nothing))
+        counter = Waiting()
+        batches = self._source.skip(skip.count).batch(batch_size, drop_remainder=True)
+        if not skip.over:
+            watch = threading.Thread(target=_tell, args=(skip, counter, threads), daemon=True)
+            watch.start()
 
-        def noted(read: int, size: int) -> int:
-            if size < batch_size:
-                raise ended(self.name, read + size, batch_size)
-            skip.at(read)
-            return size
+        def end() -> Any:
+            raise ended(self.name, skip.count + counter.count() * batch_size, batch_size)
 
-        def note(*counts: Any) -> np.int64:
-            arguments = [int(count) for count in counts]
-            return np.int64(threads.call(noted, *arguments, what=lambda *_: self.name))
-
-        def count(read: tf.Tensor, fields: dict[str, tf.Tensor]) -> Any:
-            size = size_of(fields)
-            remarkable = (read == skip.count) | (size < batch_size)
-            size = tf.cond(
-                remarkable, lambda: tf.numpy_function(note, [read, size], tf.int64), lambda: size
+        def ending(i: tf.Tensor) -> dict[str, tf.Tensor]:
+            specs = batches.element_spec
+            types = [spec.dtype for spec in specs.values()]
+            # Beside a stateful function nothing is read ahead when ops are deterministic.
+            values = tf.numpy_function(
+                lambda _: threads.call(end, what=lambda: self.name), [i], types, stateful=False
             )
-            with tf.control_dependencies([size]):
-                whole = {
-                    name: tf.ensure_shape(value, [batch_size, *value.shape[1:]])
-                    for name, value in fields.items()
-                }
-            return read + size, whole
+            return {
+                name: tf.ensure_shape(value, spec.shape)
+                for (name, spec), value in zip(specs.items(), values, strict=True)
+            }
 
-        return batches.scan(np.int64(skip.count), count)
+        # Nothing is called per batch: that would cost more than small models do.
+        return counter.measured(batches).concatenate(tf.data.Dataset.range(1).map(ending))
 
     def once(self, _: Readers, batch_size: int) -> tf.data.Dataset:
         """Every example once, in order; the last batch may be smaller.
@@ -132,6 +131,14 @@ class Streamed:
         except tf.errors.OpError as error:
             raise DataError(f"{self.name}: cannot be read: {error.message}") from error
         raise DataError(f"{self.name} has no examples; at least one is needed")
+
+
+def _tell(skip: Skip, counter: Waiting, threads: Readers) -> None:
+    """Say when the first batch has come, which took as long as skipping."""
+    while not threads.closed.wait(_LOOK_SECONDS):
+        if counter.count():
+            skip.done(counter.longest())
+            return
 
 
 def _transformations(dataset: Any) -> Iterator[str]:

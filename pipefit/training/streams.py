@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from pipefit.data import Fields, check_fields
-from pipefit.data.fields import described, spec_of
 from pipefit.errors import DataError
 from pipefit.training.readers import Readers
 
@@ -27,7 +26,7 @@ _LOG_SECONDS = 30.0
 
 
 class Skip:
-    """Skips the first examples of a stream, and says what it costs.
+    """Tells what skipping the first examples of a stream costs.
 
     Args:
         name: of the source.
@@ -37,32 +36,27 @@ class Skip:
     def __init__(self, name: str, count: int):
         self.count = count
         self.over = count == 0
-        self._name, self._begin = name, time.monotonic()
-        self._due = self._begin + _LOG_SECONDS
+        self._name = name
 
-    def at(self, done: int) -> None:
-        """So many are skipped; tells the log now and then, and when it is over."""
-        if self.over:
-            return
-        now = time.monotonic()
-        if done == self.count:
-            self.over = True
-            logger.info(
-                "%s: skipped %d examples in %.1f s to continue, because a stream can only be read "
-                "from its beginning",
-                *(self._name, done, now - self._begin),
-            )
-        elif now > self._due:
-            self._due = now + _LOG_SECONDS
-            logger.info("%s: skipped %d of %d examples", self._name, done, self.count)
+    def going_on(self, count: int) -> None:
+        """So many are skipped."""
+        logger.info("%s: skipped %d of %d examples", self._name, count, self.count)
+
+    def done(self, seconds: float) -> None:
+        """All are skipped."""
+        self.over = True
+        logger.info(
+            "%s: skipped %d examples in %.1f s to continue: a stream is read from its beginning",
+            *(self._name, self.count, seconds),
+        )
 
 
 def ended(name: str, examples: int, batch_size: int) -> DataError:
     """The error of a training whose stream is too short."""
     steps = examples // batch_size
     return DataError(
-        f"{name}: ended after {examples} examples, in step {steps + 1} of the training; let it "
-        f"begin again at its end (a tf.data.Dataset by .repeat()), or set train.steps = {steps}"
+        f"{name}: ended after {examples} examples, which are {steps} steps; let it begin again at "
+        f"its end (a tf.data.Dataset by .repeat()), or set train.steps = {steps}"
     )
 
 
@@ -151,9 +145,12 @@ class Iterated:
         def what() -> str:
             return f"{self.name}: reading what follows the first {reading.done} examples"
 
-        def batch(_: tf.Tensor) -> dict[str, tf.Tensor]:
+        def batch(i: tf.Tensor) -> dict[str, tf.Tensor]:
             types = [spec.dtype for spec in self.specs.values()]
-            values = tf.numpy_function(lambda: threads.call(read, what=what), [], types)
+            # Declared stateful, nothing would be read ahead when ops are deterministic.
+            values = tf.numpy_function(
+                lambda _: threads.call(read, what=what), [i], types, stateful=False
+            )
             return {
                 name: tf.ensure_shape(value, [size, *spec.shape])
                 for (name, spec), value in zip(self.specs.items(), values, strict=True)
@@ -163,27 +160,29 @@ class Iterated:
 
     def _stacked(self, rows: list[Any], done: int) -> list[np.ndarray[Any, Any]]:
         """The examples as arrays [examples, ...]; `done` is the number of the one after them."""
-        checked = [self._checked(row, i) for i, row in enumerate(rows, done - len(rows))]
-        return [
-            np.stack([row[name] for row in checked])
-            if checked
-            else np.zeros((0, *spec.shape), spec.dtype)
-            for name, spec in self.specs.items()
-        ]
+        if not rows:
+            return [np.zeros((0, *spec.shape), spec.dtype) for spec in self.specs.values()]
+        try:
+            columns = {name: np.array([row[name] for row in rows]) for name in self.specs}
+            check_fields(columns, len(rows), self.specs, self.name)
+            if all(len(row) == len(columns) for row in rows):
+                return list(columns.values())
+        except (ValueError, TypeError, KeyError, IndexError, DataError):
+            pass  # it is looked for in the single examples, to tell its number
+        for number, row in enumerate(rows, done - len(rows)):
+            self._check(row, number)
+        raise DataError(f"{self.name}: the examples before number {done} do not fit together")
 
-    def _checked(self, row: Any, number: int) -> Fields:
+    def _check(self, row: Any, number: int) -> None:
         if not isinstance(row, Mapping):
             raise DataError(
                 f"{self.name}: example {number} is no dict of arrays but a {type(row).__name__}"
             )
-        arrays = {name: np.asarray(value) for name, value in row.items()}
-        found = {name: spec_of(name, value[None], self.name) for name, value in arrays.items()}
-        if found != self.specs:
-            raise DataError(
-                f"{self.name}: example {number} differs from the first one: got "
-                f"{described(found)}, the first has {described(self.specs)}"
-            )
-        return arrays
+        try:
+            fields = {name: np.asarray(value)[None] for name, value in row.items()}
+            check_fields(fields, 1, self.specs, self.name)
+        except (ValueError, DataError) as error:
+            raise DataError(f"{error} (example {number})") from error
 
 
 class _Reading:
@@ -213,6 +212,11 @@ class _Reading:
                 close()
 
     def _skip_first(self, iterator: Iterator[Any]) -> None:
+        begin = told = time.monotonic()
         for _ in itertools.islice(iterator, self._skip.count):
             self.done += 1
-            self._skip.at(self.done)
+            if time.monotonic() - told > _LOG_SECONDS:
+                told = time.monotonic()
+                self._skip.going_on(self.done)
+        if not self._skip.over and self.done == self._skip.count:
+            self._skip.done(time.monotonic() - begin)

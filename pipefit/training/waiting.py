@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import tensorflow as tf
 
 
@@ -13,11 +16,12 @@ class Waiting:
     """
 
     _TAG = "pipefit_waiting"
+    _numbers = itertools.count()
 
     def __init__(self) -> None:
         with tf.device("CPU:0"):
             self._statistics = tf.raw_ops.StatsAggregatorHandle(
-                container="", shared_name=f"pipefit/waiting/{id(self)}"
+                container="", shared_name=f"pipefit/waiting/{next(self._numbers)}"
             )
 
     def measured(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -43,7 +47,17 @@ class Waiting:
 
     def seconds(self) -> float:
         """Waited so far, by all readers of all datasets that were given to `measured`."""
+        return sum(float(one.sum) for one in self._histograms()) / 1e6
+
+    def count(self) -> int:
+        """How many elements they were handed."""
+        return sum(int(one.num) for one in self._histograms())
+
+    def longest(self) -> float:
+        """Seconds that they waited for the one that took longest."""
+        return max((float(one.max) for one in self._histograms()), default=0.0) / 1e6
+
+    def _histograms(self) -> list[Any]:
         text = tf.raw_ops.StatsAggregatorSummary(iterator=self._statistics).numpy()
         summary = tf.compat.v1.Summary.FromString(text)
-        microseconds = sum(v.histo.sum for v in summary.value if v.tag == self._TAG)
-        return float(microseconds) / 1e6
+        return [value.histo for value in summary.value if value.tag == self._TAG]
