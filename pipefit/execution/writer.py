@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -88,10 +89,20 @@ class BackgroundWriter:
                     self._heavy.release()
 
 
-def joined(blocks: Sequence[MetricBlock]) -> MetricBlock:
-    """Blocks of the same columns that follow each other as one block."""
-    if len(blocks) == 1:
-        return blocks[0]
-    names = blocks[0].columns
-    columns = {name: np.concatenate([block.columns[name] for block in blocks]) for name in names}
-    return MetricBlock(blocks[0].first, columns)
+def joined(blocks: Sequence[MetricBlock]) -> list[MetricBlock]:
+    """Blocks that follow each other as few ones: those whose columns are alike become one."""
+    together = []
+    for _, group in itertools.groupby(blocks, key=_columns_of):
+        first, *others = group
+        columns = {
+            name: np.concatenate([values, *(other.columns[name] for other in others)])
+            for name, values in first.columns.items()
+        }
+        together.append(MetricBlock(first.first, columns) if others else first)
+    return together
+
+
+def _columns_of(block: MetricBlock) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Name, kind and shape per step: columns of texts, say, may differ in the length of texts."""
+    arrays = {name: np.asarray(values) for name, values in block.columns.items()}
+    return sorted((name, array.dtype.kind, array.shape[1:]) for name, array in arrays.items())

@@ -17,7 +17,7 @@ from pipefit.store.client import Document
 from pipefit.store.documents import plain
 from pipefit.store.files import Bucket, StoredFile
 
-_MODEL_CHARACTERS = 200_000  # a run's document stays small
+_MODEL_CHARACTERS = 400_000  # a run's document stays small
 _RESERVED = frozenset({"time", "fence", "number", "changes"})
 
 

@@ -203,11 +203,30 @@ def test_blocks_that_follow_each_other_become_one():
         MetricBlock(5, {"loss": [5.0], "rate": [0.5]}),
         MetricBlock(6, {"loss": [6.0], "rate": [0.6]}),
     ]
-    block = joined(blocks)
+    (block,) = joined(blocks)
     assert (block.first, block.last) == (3, 6)
     assert block.columns["loss"].tolist() == [3, 4, 5, 6]
     assert block.columns["rate"].tolist() == [0.3, 0.4, 0.5, 0.6]
-    assert joined(blocks[:1]) is blocks[0]
+    assert joined(blocks[:1])[0] is blocks[0]
+    assert joined([]) == []
+
+
+def test_blocks_whose_columns_differ_stay_apart():
+    columns = [
+        {"loss": np.ones(2)},
+        {"loss": np.ones(1), "name": np.array(["a"])},
+        {"loss": np.ones(1), "name": np.array(["abc"])},
+        {"loss": np.ones(1), "name": np.array([b"abc"])},
+        {"loss": np.ones(1), "box": np.ones((1, 4))},
+        {"loss": np.ones(1), "box": np.ones((1, 3, 4))},
+        {"loss": np.ones(1), "box": np.ones((1, 3, 4), np.int64)},
+    ]
+    firsts = [1, 3, 4, 5, 6, 7, 8]
+    blocks = [MetricBlock(*pair) for pair in zip(firsts, columns, strict=True)]
+
+    found = joined(blocks)
+    assert [block.first for block in found] == [1, 3, 5, 6, 7, 8]
+    assert found[1].columns["name"].tolist() == ["a", "abc"]
 
 
 def wait_for_failure(writer: BackgroundWriter) -> None:

@@ -18,6 +18,7 @@ from actors import (
     acquire,
     block,
     dead_process,
+    images,
     order,
     reader,
     started,
@@ -257,7 +258,8 @@ def read_only(store, database, database_uri):
 
 def test_a_guest_may_read_everything_and_write_nothing(store, read_only):
     writer = started(store)
-    writer.write_metrics(block(1, 10))
+    writer.write_metrics(images(1, 10))
+    writer.describe({"parameters": 7}, {"model.txt": b"model"})
     info = writer.commit(10, state(10.0), PERMANENT)
     outputs = store.outputs_writer(COLLECTION, "a", "test")
     outputs.add({"x": np.ones((100, 1))})
@@ -265,6 +267,8 @@ def test_a_guest_may_read_everything_and_write_nothing(store, read_only):
     store.put_artifact(COLLECTION, "a", "report", 10, b"report")
 
     run = reader(read_only)
+    assert len(list(run.values("image"))) == 10
+    assert run.artifact("model.txt") == b"model"
     assert len(run.metrics()) == 10
     assert len(run.validations()) == len(run.checkpoints()) == len(run.attempts()) == 1
     assert run.weights(include="kernel").keys() == {"dense/kernel"}

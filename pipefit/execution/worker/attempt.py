@@ -293,9 +293,8 @@ class Attempt:
         blocks = []
         while self._blocks:
             blocks.append(self._blocks.popleft())
-        if blocks:
-            block = joined(blocks)
-            self.patiently(lambda: self.writer.write_metrics(block))
+        for block in joined(blocks):
+            self.patiently(functools.partial(self.writer.write_metrics, block))
 
     def _commit(
         self, step: int, snapshot: Mapping[str, Any], kinds: frozenset[str], best: Best | None
