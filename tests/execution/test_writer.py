@@ -3,6 +3,7 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from pipefit.execution.writer import BackgroundWriter, joined
