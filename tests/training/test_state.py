@@ -7,7 +7,7 @@ import tensorflow as tf
 from training_helpers import perceptron
 
 from pipefit.errors import StateMismatch
-from pipefit.training import State, not_finite, to_numpy
+from pipefit.training import Part, State, Updates, not_finite, to_numpy
 
 
 def test_two_variables_of_one_name_are_refused():
@@ -38,9 +38,10 @@ def test_without_an_optimizer_it_is_the_model():
 def test_others_are_the_variables_it_does_not_hold():
     model = perceptron()
     optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
-    state, foreign = State(model, optimizer), tf.Variable(1.0)
+    updates = Updates(model, [Part(optimizer)], average=0.9, loss_scaling=True)
+    state, foreign = State(model, updates), tf.Variable(1.0)
     known = [v.value for v in [*model.variables, *optimizer.variables]]
+    known += [*updates.variables.values(), *updates.constants]
     assert state.others([*known, foreign]) == [foreign]
 
 
