@@ -14,6 +14,7 @@ from pipefit import refs
 from pipefit.errors import SpecError
 from pipefit.records import Best
 from pipefit.spec import Builder, Data, Optimizer, Spec, ValidationSet
+from pipefit.training.callables import checked
 from pipefit.training.devices import Replicas
 from pipefit.training.freezing import freeze
 from pipefit.training.gradients import Clip
@@ -218,7 +219,7 @@ class Experiment:
             jit_compile=train.jit_compile,
             record=frozenset(train.record),
             targets=Targets(self.targets("train"), "train"),
-            loop=self.train_loop(),
+            loop=_loop(self.train_loop(), "train.loop", ("step", "iterator", "steps")),
         )
 
     def validator(self, name: str) -> Validator:
@@ -233,7 +234,8 @@ class Experiment:
         data = self.spec.data_of(name)
         averages = self._updates.average_values() if table.averaged and self._updates else None
         targets = {**self.targets("validation"), **_built(table.targets, f"{where}.targets")}
-        loop = refs.build(table.loop.call, f"{where}.loop") if table.loop else None
+        own = refs.build(table.loop.call, f"{where}.loop") if table.loop else None
+        loop = self.validation_loop() if own is None else own
         default = {"accuracy": per_example(accuracy(), where)} if self._default_loss() else {}
         return Validator(
             objective=Objective(
@@ -246,8 +248,9 @@ class Experiment:
             batch_size=data.batch_size,
             outputs=tuple(table.outputs),
             targets=Targets(targets, "validation"),
-            loop=loop or self.validation_loop(),
+            loop=_loop(loop, f"{where}.loop", ("step", "iterator")),
             averages=averages,
+            where=f"{where}.loop",
         )
 
     def schedule(self) -> Schedule:
@@ -328,6 +331,10 @@ class Experiment:
 
 def _built(tables: Mapping[str, Builder], where: str) -> dict[str, Any]:
     return {name: refs.build(table.call, f"{where}.{name}") for name, table in tables.items()}
+
+
+def _loop(loop: Any, where: str, arguments: tuple[str, ...]) -> Any:
+    return None if loop is None else checked(loop, where, arguments)
 
 
 def _rate(rate: float | Builder | None, where: str) -> Any:

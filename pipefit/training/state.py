@@ -10,7 +10,7 @@ says what they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -137,7 +137,7 @@ def refuse_unsaved_random(graph: Any) -> None:
     if node is not None:
         raise TrainingError(
             f"model: {node.name} draws random numbers with {node.op}, whose state cannot be "
-            f"saved, so the run could not be continued exactly; use keras.random with a "
+            f"saved, so nothing could be repeated or continued exactly; use keras.random with a "
             f"keras.random.SeedGenerator"
         )
 
@@ -146,6 +146,22 @@ def unsaved_random(graph: Any) -> Any | None:
     """The first node of a tf.compat.v1.GraphDef that draws random numbers with unsaved state."""
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     return next((node for node in nodes if node.op in _UNSAVED_RANDOM), None)
+
+
+def refuse_changed(unsaved: Sequence[tuple[Any, np.ndarray[Any, Any]]]) -> None:
+    """After the first steps: variables that are not saved must not have changed.
+
+    Raises:
+        TrainingError: naming the variable.
+    """
+    for variable, before in unsaved:
+        if not np.array_equal(before, variable.numpy()):
+            raise TrainingError(
+                f"model: the variable {variable.name!r} changes in training, but no layer "
+                f"holds it as a weight, so it would not be saved and the run could not be "
+                f"continued exactly; make it with add_weight(), or hold a "
+                f"tf.random.Generator as an attribute of its layer"
+            )
 
 
 def to_numpy(snapshot: Mapping[str, tf.Tensor]) -> Arrays:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from pipefit.errors import SpecError
+from pipefit.training.callables import checked
 from pipefit.training.objective import Tensors
 
 #: f(inputs, outputs, mode) -> values by name; mode is "train" or "validation".
@@ -27,13 +28,11 @@ class Targets:
     """
 
     def __init__(self, functions: Mapping[str, Target], mode: str):
-        for name, function in functions.items():
-            if not callable(function):
-                raise SpecError(
-                    f"targets.{name}: the builder must return a function (inputs, outputs, mode) "
-                    f"-> dict, not {type(function).__name__}"
-                )
-        self._functions, self._mode = dict(functions), mode
+        self._functions = {
+            name: checked(function, f"targets.{name}", ("inputs", "outputs", "mode"))
+            for name, function in functions.items()
+        }
+        self._mode = mode
 
     def __bool__(self) -> bool:
         return bool(self._functions)
@@ -42,7 +41,8 @@ class Targets:
         """The values of a batch, inside of a tf.function.
 
         Raises:
-            SpecError: if a function returns something else than a dict of tensors of fixed shape.
+            SpecError: if a function returns something else than a dict of tensors that can be
+                recorded.
         """
         values = {}
         for name, function in self._functions.items():
@@ -53,14 +53,39 @@ class Targets:
                     f"not {type(returned).__name__}"
                 )
             for key, value in returned.items():
-                tensor = tf.convert_to_tensor(value)
-                if not tensor.shape.is_fully_defined():
-                    raise SpecError(
-                        f"targets.{name}: value {key!r} has shape {tensor.shape}: every step must "
-                        f"give the same shape; pad it, or reduce it to fewer dimensions"
-                    )
-                values[f"{name}/{key}"] = tensor
+                values[f"{name}/{key}"] = _recordable(value, f"targets.{name}: value {key!r}")
         return values
+
+
+def _recordable(value: Any, what: str) -> tf.Tensor:
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"{what} is {type(value).__name__}, not a tensor: {error}") from error
+    if not tensor.shape.is_fully_defined():
+        raise SpecError(
+            f"{what} has shape {tensor.shape}: every step must give the same shape; pad it, or "
+            f"reduce it to fewer dimensions"
+        )
+    kind = tensor.dtype
+    if kind == tf.bfloat16:  # NumPy has no such type
+        return tf.cast(tensor, tf.float32)
+    if not (kind.is_floating or kind.is_integer or kind in (tf.bool, tf.string)):
+        raise SpecError(f"{what} is {kind.name}: give numbers (not complex), booleans or texts")
+    return tensor
+
+
+def refuse_taken(names: Iterable[str], values: Iterable[str]) -> None:
+    """Check that no value of a target has the name of something else that is recorded.
+
+    Raises:
+        SpecError: naming it.
+    """
+    if twice := sorted(set(names) & set(values)):
+        raise SpecError(
+            f"targets: {twice[0]!r} is recorded already under this name, as a metric or on request;"
+            f" choose another name"
+        )
 
 
 class Means:

@@ -16,7 +16,7 @@ from pipefit.errors import TrainingError
 from pipefit.training.devices import Batch
 from pipefit.training.own_loops import HandLoop
 from pipefit.training.pipeline import Failures, Feed
-from pipefit.training.state import Arrays, refuse_unsaved_random
+from pipefit.training.state import Arrays, refuse_changed, refuse_unsaved_random
 from pipefit.training.trainer import Trainer
 
 #: A feed and the position in it: trainers that agree in both share what is read.
@@ -49,8 +49,9 @@ class Together:
         waited = _waited(places)
         begin = time.perf_counter()
         with Failures.surfacing_of(feed.failures for feed, _ in places):
-            iterators = [self._iterators.pop(place, None) or _open(place) for place in places]
-            self._iterators.clear()
+            kept = self._iterators
+            iterators = [kept.pop(place) if place in kept else _open(place) for place in places]
+            kept.clear()
             sources = [places.index((t.feed, t.position)) for t in trainers]
             do = self._by_hand if any(trainer.loop for trainer in trainers) else self._compiled
             rows = do(trainers, sources, iterators, steps)
@@ -91,7 +92,7 @@ class Together:
         refuse_changed(unsaved)
         return [
             {
-                **{name: column for name, column in zip(t.columns, s.T, strict=True)},
+                **dict(zip(t.columns, s.T, strict=True)),
                 **{name: value.numpy() for name, value in further.items()},
             }
             for t, s, further in zip(trainers, scalars, targets, strict=True)
@@ -105,14 +106,17 @@ class Together:
         steps: int,
     ) -> list[Arrays]:
         """With own loops; several trainers take turns at every batch, so that it is read once."""
-        loops = [self._loops.setdefault(id(t), HandLoop(t)) for t in trainers]
+        for trainer in trainers:
+            if id(trainer) not in self._loops:
+                self._loops[id(trainer)] = HandLoop(trainer)
+        loops = [self._loops[id(trainer)] for trainer in trainers]
         if len(loops) == 1:
             return [loops[0].run(iterators[0], steps)]
         parts: list[list[Arrays]] = [[] for _ in loops]
-        for _ in range(steps):
+        for done in range(steps):
             batches = [next(iterator) for iterator in iterators]
             for loop, source, rows in zip(loops, sources, parts, strict=True):
-                rows.append(loop.run(iter([batches[source]]), 1))
+                rows.append(loop.run(iter([batches[source]]), 1, done))
         return [{k: np.concatenate([r[k] for r in rows]) for k in rows[0]} for rows in parts]
 
 
@@ -181,22 +185,6 @@ def _unsaved(
     for trainer in trainers:
         rest = trainer.state.others(rest)
     return [(variable, variable.numpy()) for variable in rest]
-
-
-def refuse_changed(unsaved: Sequence[tuple[Any, np.ndarray[Any, Any]]]) -> None:
-    """After the first steps: variables that are not saved must not have changed.
-
-    Raises:
-        TrainingError: naming the variable.
-    """
-    for variable, before in unsaved:
-        if not np.array_equal(before, variable.numpy()):
-            raise TrainingError(
-                f"model: the variable {variable.name!r} changes in training, but no layer "
-                f"holds it as a weight, so it would not be saved and the run could not be "
-                f"continued exactly; make it with add_weight(), or hold a "
-                f"tf.random.Generator as an attribute of its layer"
-            )
 
 
 def _waited(places: Sequence[_Place]) -> float:

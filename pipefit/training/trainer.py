@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipefit.errors import SpecError, StateMismatch
+from pipefit.records import TIMING
 from pipefit.training.added import AddedLosses
 from pipefit.training.devices import Batch, Replicas, Slice
 from pipefit.training.gradients import averaged, summed
@@ -19,7 +20,7 @@ from pipefit.training.objective import Forward, Objective
 from pipefit.training.pipeline import Feed
 from pipefit.training.randomness import settle, spread
 from pipefit.training.state import Arrays, State
-from pipefit.training.targets import Targets
+from pipefit.training.targets import Targets, refuse_taken
 from pipefit.training.updates import Updates
 
 if TYPE_CHECKING:
@@ -154,7 +155,9 @@ class Trainer:
         if self.replicas.count > 1:
             settle(self.objective.model)
         scalars = tf.concat([self.replicas.total(sums), tf.stack(rates), norms], axis=0)
-        return scalars, self.targets(batch, self._whole(outputs, slices))
+        further = self.targets(batch, self._whole(outputs, slices))
+        refuse_taken((*self.columns, *TIMING), further)
+        return scalars, further
 
     def check_copies(self) -> None:
         """Once after the first steps: raises TrainingError for statistics of single devices."""

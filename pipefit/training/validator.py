@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,12 @@ from pipefit.data import Source
 from pipefit.errors import SpecError, TrainingError
 from pipefit.training.devices import Batch, Replicas, Slice
 from pipefit.training.objective import Forward, Objective
+from pipefit.training.own_loops import different, refuse_different_again
 from pipefit.training.pipeline import Failures, validation_batches
-from pipefit.training.targets import Means, Targets
+from pipefit.training.randomness import reproducible
+from pipefit.training.state import Arrays, State, refuse_unsaved_random, to_numpy
+from pipefit.training.targets import Means, Targets, refuse_taken
+from pipefit.training.turns import Traced, Turns, on_devices
 
 #: Is called with each batch's wanted outputs, dicts of arrays [examples, ...].
 Sink = Callable[[dict[str, np.ndarray[Any, Any]]], None]
@@ -51,6 +54,7 @@ class Validator:
         loop: ``loop(step, iterator)``, called in place of calling `step` with every batch; see
             `ValidationStep`.
         averages: by the path of a variable the averaged values to validate with.
+        where: dotted key of the loop, for messages.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Validator:
         targets: Targets | None = None,
         loop: ValidationLoop | None = None,
         averages: Mapping[str, Any] | None = None,
+        where: str = "validation.loop",
     ):
         self.objective, self.replicas = objective, replicas
         self.outputs = outputs
@@ -71,7 +76,14 @@ class Validator:
         self._failures = Failures()
         self._dataset = validation_batches(source, batch_size, self._failures)
         self._loop = loop or each_batch
-        self._functions: dict[Forward | None, Any] = {}
+        self._where = where
+        self._to_rehearse = loop is not None
+        self._batches = Traced(where, self._batch, _check)
+        self._calls = Traced(
+            where,
+            lambda function, fields: on_devices(replicas, objective.model, function, fields),
+            _check,
+        )
         self._averages = dict(averages or {})
         self._exchange = tf.function(self._exchanged, autograph=False)
         self._length = self._dataset.examples
@@ -88,34 +100,58 @@ class Validator:
             TrainingError: if an operation failed, or an own loop left examples out.
             SpecError: if the model has no output of a wanted name.
         """
-        step = ValidationStep(self, sink, alive)
         with self._failures.surfacing(), self._averaged():
-            self._loop(step, iter(self._dataset))
-        if self._length is not None and step.examples != self._length:
+            if self._to_rehearse:
+                self._rehearse(next(iter(self._dataset)))
+            found = self._over(iter(self._dataset), sink, alive)
+        if self._length is not None and found.examples != self._length:
             raise TrainingError(
-                f"validation loop: the set has {self._length} examples, step was called with "
-                f"{step.examples}: call it once with every batch"
+                f"{self._where}: the set has {self._length} examples, {found.examples} were read"
             )
-        return step.validated()
+        return found
 
     def first(self) -> Validated:
         """Validate the first batch only, to see that it can be done."""
-        step = ValidationStep(self)
         with self._failures.surfacing(), self._averaged():
-            self._loop(step, itertools.islice(self._dataset, 1))
+            batch = next(iter(self._dataset))
+            return self._rehearse(batch) if self._to_rehearse else self._over(iter([batch]))
+
+    def evaluate(self, batch: Batch, forward: Forward | None) -> tuple[Batch, Batch, Batch]:
+        """A batch's values, wanted outputs and targets."""
+        return self._batches(forward, batch)  # type: ignore[no-any-return]
+
+    def call(self, function: Forward, fields: Batch) -> Batch:
+        """See `ValidationStep.call`."""
+        return self._calls(function, fields)  # type: ignore[no-any-return]
+
+    def _over(
+        self,
+        batches: Iterator[Batch],
+        sink: Sink | None = None,
+        alive: Callable[[], None] = lambda: None,
+    ) -> Validated:
+        turns = Turns(self._where, batches)
+        step = ValidationStep(self, turns, sink, alive)
+        turns.call(self._loop, step, turns)
         return step.validated()
 
-    def compiled(self, forward: Forward | None, batch: Batch) -> Any:
-        """What gives a batch's values, wanted outputs and targets."""
-        if forward not in self._functions:
-            self._functions[forward] = tf.function(
-                lambda fields: self._batch(fields, forward), autograph=False
+    def _rehearse(self, batch: Batch) -> Validated:
+        """A batch twice, to see that an own loop changes nothing and depends on nothing unsaved."""
+        state = State(self.objective.model)
+        before = to_numpy(state.snapshot())
+        found = self._over(iter([batch]))
+        if changed := different(before, to_numpy(state.snapshot())):
+            raise TrainingError(
+                f"{self._where}: changed {changed[0]!r} of the model; a validation leaves it as "
+                f"it is: call it with training=False"
             )
-        # There are two sizes, a full batch and the last one; called with tensors, TensorFlow would
-        # warn of "retracing".
-        return self._functions[forward].get_concrete_function(batch)
+        if reproducible():
+            again = self._over(iter([batch]))
+            refuse_different_again(f"{self._where}: a batch", _arrays(found), _arrays(again))
+        self._to_rehearse = False
+        return found
 
-    def _batch(self, batch: Batch, forward: Forward | None) -> tuple[Batch, Batch, Batch]:
+    def _batch(self, forward: Forward | None, batch: Batch) -> tuple[Batch, Batch, Batch]:
         values, outputs = self.replicas.run(
             lambda slices: self._replica(slices, forward), self.replicas.split(batch)
         )
@@ -123,7 +159,9 @@ class Validator:
         values = {k: joined(v) for k, v in values.items()}
         outputs = {k: joined(v) for k, v in outputs.items()}
         wanted = {name: outputs[name] for name in self.outputs}
-        return values, wanted, self.targets(batch, outputs)
+        targets = self.targets(batch, outputs)
+        refuse_taken(values, targets)
+        return values, wanted, targets
 
     def _replica(self, slices: list[Slice], forward: Forward | None) -> tuple[Batch, Batch]:
         values, outputs = self.objective(*slices[0], training=False, forward=forward)
@@ -163,30 +201,30 @@ class ValidationStep:
     """
 
     def __init__(
-        self,
-        validator: Validator,
-        sink: Sink | None = None,
-        alive: Callable[[], None] = lambda: None,
+        self, validator: Validator, turns: Turns, sink: Sink | None, alive: Callable[[], None]
     ):
         self.model: keras.Model = validator.objective.model
         self.examples = 0
-        self._validator, self._sink, self._alive = validator, sink, alive
+        self._validator, self._turns, self._sink, self._alive = validator, turns, sink, alive
         self._sums: dict[str, float] = {}
         self._means = Means()
 
     def __call__(
-        self, batch: Batch, forward: Forward | None = None
+        self, batch: Mapping[str, Any], forward: Forward | None = None
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Evaluate a batch.
 
         Args:
-            batch: what the iterator gave; fields may be added or changed.
-            forward: f(model, fields) -> outputs, called in place of the model.
+            batch: what the iterator gave; fields may be added or changed, with one row for each
+                example.
+            forward: f(model, fields) -> outputs, called in place of the model, on every device
+                with its slice of the batch. It is compiled when it is met for the first time.
 
         Returns:
             The wanted outputs, arrays [examples, ...].
         """
-        values, outputs, targets = self._validator.compiled(forward, batch)(batch)
+        fields = self._turns.take(batch)
+        values, outputs, targets = self._validator.evaluate(fields, forward)
         examples = 0
         for name, value in values.items():
             examples = value.shape[0]
@@ -199,6 +237,21 @@ class ValidationStep:
             self._sink(arrays)
         self._alive()
         return arrays
+
+    def call(self, function: Forward, fields: Mapping[str, Any]) -> Batch:
+        """Compute something with the model, as often as needed for a batch.
+
+        Args:
+            function: f(model, fields) -> tensors by name, compiled when it is met for the first
+                time, and called on every device with its slice of the fields.
+            fields: tensors with the same number of rows.
+
+        Returns:
+            Its results; those of several devices joined.
+        """
+        return self._validator.call(
+            function, {name: tf.convert_to_tensor(value) for name, value in fields.items()}
+        )
 
     def validated(self) -> Validated:
         """The numbers so far."""
@@ -216,3 +269,11 @@ def each_batch(step: ValidationStep, iterator: Iterator[Batch]) -> None:
     """The loop that does nothing of its own."""
     for batch in iterator:
         step(batch)
+
+
+def _check(graph: Any) -> None:
+    refuse_unsaved_random(graph.as_graph_def())
+
+
+def _arrays(found: Validated) -> Arrays:
+    return {**{k: np.array(v) for k, v in found.metrics.items()}, **found.values}

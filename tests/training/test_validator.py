@@ -56,8 +56,8 @@ def test_a_small_last_batch_weighs_as_much_as_its_examples():
     validator = make_validator(
         dropout_and_norm(), source, loss=lambda x: x[:, 0], metrics={"label": lambda labels: labels}
     )
-    assert validated.examples == 10
     validated = validator.run()
+    assert validated.examples == 10
     numbers = validated.metrics
     assert numbers["loss"] == pytest.approx(source.fields["x"][:, 0].sum() / 10, rel=1e-6)
     assert numbers["label"] == pytest.approx((0 + 1 + 2) * 3 / 10)
