@@ -6,6 +6,7 @@
     store = pipefit.open_store()
     run = store.run("digits-mlp", collection="digits")
     run.metrics(), run.validations(), run.checkpoints()    # pandas.DataFrame
+    run.values("test/confusion")       # any value that was recorded: (step, numpy.ndarray), lazy
     run.weights()                                          # dict[str, numpy.ndarray]
     for shard in run.outputs("test"):                      # per example, never all in memory
         print(shard["logits"].shape)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipefit.store.base import Outputs, OutputsWriter, RunReader, RunWriter, Store
+from pipefit.store.base import Outputs, OutputsWriter, RunReader, RunWriter, Store, Values
 from pipefit.store.owner import this_process
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ __all__ = [
     "RunReader",
     "RunWriter",
     "Store",
+    "Values",
     "open_store",
     "this_process",
 ]
