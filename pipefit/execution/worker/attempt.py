@@ -46,6 +46,9 @@ ShouldStop = Callable[[], str | None]
 _PROGRESS_SECONDS = 0.25
 #: Blocks of metrics that come faster than this are written together.
 _METRICS_SECONDS = 0.5
+#: Whenever so many bytes of values have come, training waits until they are written: a database
+#: that is slow or away must not fill the memory.
+_METRICS_BYTES = 256 * 2**20
 #: Between tries to reach a database that is away.
 _RETRY_SECONDS = 1.0
 
@@ -90,6 +93,7 @@ class Attempt:
         self._rollbacks = rollbacks
         self.background = BackgroundWriter()
         self._blocks: deque[MetricBlock] = deque()
+        self._bytes = 0
         self._progress: dict[str, Any] = {}
         self._step: int | None = None
         self._last_progress = self._last_metrics = 0.0
@@ -135,7 +139,12 @@ class Attempt:
     def metrics(self, block: MetricBlock) -> None:
         """See `pipefit.training.Actions`."""
         self._blocks.append(block)
-        if time.monotonic() - self._last_metrics >= _METRICS_SECONDS:
+        self._bytes += sum(values.nbytes for values in block.columns.values())
+        if self._bytes >= _METRICS_BYTES:
+            self._bytes = 0
+            self._send_metrics()
+            self.background.drain()
+        elif time.monotonic() - self._last_metrics >= _METRICS_SECONDS:
             self._send_metrics()
 
     def validation(self, validation: Validation) -> None:

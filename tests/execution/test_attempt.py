@@ -1,0 +1,67 @@
+"""What an attempt does with what the training hands over."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from pipefit.execution.reporter import Reporter
+from pipefit.execution.worker import attempt as attempts
+from pipefit.execution.worker.attempt import Attempt
+from pipefit.records import MetricBlock, RunOrder
+from pipefit.spec import read_spec
+from pipefit.store import this_process
+
+
+class Slow:
+    """A writer that writes metrics only when it is let."""
+
+    def __init__(self, writer):
+        self._writer, self.open = writer, threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._writer, name)
+
+    def write_metrics(self, block):
+        assert self.open.wait(30)
+        self._writer.write_metrics(block)
+
+
+@pytest.fixture
+def spec():
+    return read_spec("configs/digits.toml", {"name": "a"})
+
+
+def acquired(store, spec):
+    order = RunOrder(spec.collection, spec.name, "1", {}, json.dumps({}), spec.train.steps)
+    writer = store.acquire(order, this_process(), ttl=60.0)
+    writer.begin(-1)
+    return order, writer
+
+
+def test_training_waits_for_a_database_that_is_slower_than_its_values(store, spec, monkeypatch):
+    monkeypatch.setattr(attempts, "_METRICS_BYTES", 1_000_000)
+    order, writer = acquired(store, spec)
+    slow = Slow(writer)
+    handed_over = []
+
+    with Reporter(lambda event: None) as reporter:
+        attempt = Attempt(spec, order, slow, reporter, lambda: None)
+
+        def train():
+            for step in range(1, 8):
+                attempt.metrics(MetricBlock(step, {"image": np.full((1, 50_000), float(step))}))
+                handed_over.append(step)
+            attempt.finished(None)
+
+        training = threading.Thread(target=train, daemon=True)
+        training.start()
+        training.join(1.0)
+        assert handed_over == [1, 2]  # 400 kB each; the third is more than may wait
+        slow.open.set()
+        training.join(30)
+
+    assert handed_over == list(range(1, 8))
+    images = store.run("a", spec.collection).values("image")
+    assert {step: image[0] for step, image in images} == {step: step for step in range(1, 8)}
