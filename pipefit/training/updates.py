@@ -297,7 +297,8 @@ def _check_decay(part: Part, paths: Sequence[str]) -> None:
     if part.weight_decay_on is None:
         return
     where = f"{part.where}.weight_decay_on = {part.weight_decay_on!r}"
-    if not part.optimizer.weight_decay:
+    # Muon has another one for what it leaves to Adam.
+    if not (part.optimizer.weight_decay or getattr(part.optimizer, "adam_weight_decay", None)):
         raise SpecError(f"{where}: the optimizer has no weight_decay; give it one")
     if not any(re.search(part.weight_decay_on, path) for path in paths):
         raise _matches_nothing(where, paths)

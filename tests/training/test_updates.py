@@ -346,6 +346,23 @@ class TestWeightDecay:
         assert_close(steps.weights(), expected)
 
     @DEVICES
+    def test_of_an_optimizer_with_rules_of_its_own(self, devices):
+        """Muon leaves biases to Adam, with another decay."""
+
+        def make():
+            return keras.optimizers.Muon(0.1, weight_decay=None, adam_weight_decay=0.5)
+
+        groups = [Group("^b", 0.1)]
+        steps = Steps(one(make, weight_decay_on="bias$", groups=groups), devices=devices)
+        for variable in steps.model.variables:
+            variable.assign(np.ones(variable.shape))
+        nothing = {path: np.zeros_like(value) for path, value in steps.weights().items()}
+        steps.run([nothing])
+        after = {path: value.ravel()[0] for path, value in steps.weights().items()}
+        expected = {"a/kernel": 1, "a/bias": 0.95, "b/kernel": 1, "b/bias": 0.995}
+        assert after == pytest.approx(expected, rel=1e-6)
+
+    @DEVICES
     def test_what_the_optimizer_excludes_itself_stays_excluded(self, devices):
         def make():
             made = keras.optimizers.SGD(0.1, weight_decay=0.5)
