@@ -102,7 +102,8 @@ class Means:
             SpecError: for texts, which have no mean, or a value whose shape has changed.
         """
         self._examples += examples
-        for name, value in values.items():
+        for name, given in values.items():
+            value = np.asarray(given)  # TensorFlow gives a single text as plain bytes
             if value.dtype.kind not in "biuf":
                 raise SpecError(
                     f"targets: value {name!r} is {value.dtype}: in validation the mean over all "
