@@ -127,9 +127,10 @@ def npz(
     """
     place = located_file("npz", path, archive)
     try:
-        with np.load(place, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array, as numpy.save writes it")
+        file = np.load(place, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array, as numpy.save writes it")
+        with file:
             names = wanted(f"npz: {place}", "array", arrays, file.files)
             # One after the other: not all of them twice in memory.
             fields = {field: aligned(file[name]) for field, name in names.items()}

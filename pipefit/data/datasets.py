@@ -127,7 +127,7 @@ class Hdf5:
                 found[start:end] = (
                     dataset[first] if end - start == 1 else dataset[first : first + end - start]
                 )
-        except (OSError, ValueError, IndexError) as error:
+        except (OSError, ValueError, IndexError, RuntimeError) as error:
             raise DataError(
                 f"{self._origin}: field {name!r}: rows {rows[0]} to {rows[-1]} cannot be read: "
                 f"{error}"

@@ -43,9 +43,9 @@ def mix(sources: Sequence[Source], weights: Sequence[float]) -> Mix:
 class Mix:
     """A source of several, with an order of its own.
 
-    Position p lies in block ``p // size``; the block's permutation puts one of its slots there, the
-    slots are dealt to the sources by their weights, and the rank of a slot among those of its
-    source is that source's own position. So nothing of the order has to be saved, as in `examples`.
+    Position p lies in block ``p // size``, whose permutation says which source is read there; how
+    often that source is read before, in earlier blocks and in this one, is its own position. So
+    each source is read in its own order, and nothing has to be saved, as with `examples`.
 
     Args:
         sources: see `mix`.
@@ -90,23 +90,22 @@ class Mix:
     def order(self, seed: int, start: int, count: int) -> Indices:
         """Which examples stand at the positions start, ..., start + count - 1."""
         size = int(self._slots[-1])
-        slots = examples(seed=derived_seed(seed, 0), start=start, count=count, n=size)
-        blocks = np.arange(start, start + count, dtype=np.int64) // size
+        block = start // size
+        end = -(-(start + count) // size)  # the first block that is not needed
+        slots = examples(
+            seed=derived_seed(seed, 0), start=block * size, count=(end - block) * size, n=size
+        )
         owners = np.searchsorted(self._slots, slots, side="right") - 1
+        before, owners = np.split(owners, [start - block * size])
+        owners = owners[:count]
         order = np.empty(count, np.int64)
-        for number, (source, share) in enumerate(zip(self._sources, self.counts, strict=True)):
-            mine = owners == number
-            if not mine.any():
-                continue
-            positions = blocks[mine] * share + slots[mine] - self._slots[number]
-            first, last = int(positions.min()), int(positions.max())
+        for number, source in enumerate(self._sources):
+            places = np.flatnonzero(owners == number)
+            read = block * self.counts[number] + np.count_nonzero(before == number)
             own = order_of(
-                source,
-                seed=derived_seed(seed, number + 1),
-                start=first,
-                count=last - first + 1,
+                source, seed=derived_seed(seed, number + 1), start=int(read), count=len(places)
             )
-            order[mine] = self._starts[number] + own[positions - first]
+            order[places] = self._starts[number] + own
         return order
 
     def digest(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -59,16 +60,16 @@ def csv(
     origin = f"csv: {place}"
     specs = declared_specs(types or {})
     try:
-        header = list(pd.read_csv(place, sep=separator, nrows=0).columns)
-        chosen = _chosen(origin, columns, header)
-        frame = pd.read_csv(
-            place,
-            sep=separator,
-            usecols=_every(chosen),
-            converters=dict.fromkeys(_verbatim(chosen, specs), str),
-            # The default is faster and wrong in the last bit.
-            float_precision="round_trip",
-        )
+        # Not only the columns needed: rows with more cells than the header would go unnoticed.
+        frame = _read_csv(place, separator, _exact(pd.__version__))
+        chosen = _chosen(origin, columns, frame.columns.tolist())
+        if texts := _verbatim(chosen, specs):
+            as_they_are = {"usecols": texts, "dtype": str, "keep_default_na": False}
+            frame[texts] = _read_csv(place, separator, as_they_are)[texts]
+    except pd.errors.ParserWarning as error:
+        raise DataError(
+            f"{origin}: its rows have more cells than its header has names; correct the file"
+        ) from error
     except (OSError, ValueError) as error:  # pandas' own errors of parsing are ValueErrors
         raise DataError(f"{origin}: cannot be read: {error}") from error
     return arrays_of(origin, _fields(origin, frame, chosen, specs))
@@ -116,6 +117,22 @@ def parquet(
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{origin}: cannot be read: {error}") from error
     return arrays_of(origin, _fields(origin, frame, chosen, specs))
+
+
+def _read_csv(place: Path, separator: str, options: Mapping[str, Any]) -> pd.DataFrame:
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        # It warns where it drops cells; without index_col it would shift all columns by one.
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        frame: pd.DataFrame = pd.read_csv(place, sep=separator, index_col=False, **options)
+    return frame
+
+
+def _exact(version: str) -> dict[str, Any]:
+    """What makes pandas read floats to the last bit: the default since 3.1, which warns of it."""
+    major, minor = map(int, version.split(".")[:2])
+    return {} if (major, minor) >= (3, 1) else {"float_precision": "round_trip"}
 
 
 def _chosen(
