@@ -141,13 +141,14 @@ def timing_panels(metrics: pd.DataFrame) -> list[Panel]:
 def _sources(metrics: pd.DataFrame, validations: pd.DataFrame) -> dict[str, list[Source]]:
     """By panel its curves."""
     sources: dict[str, list[Source]] = {}
+    names = [name for name in validation_metrics(validations) if _is_number(validations[name])]
     for column in metrics.columns:
         if column in TIMING or not _is_number(metrics[column]):
             continue
-        prefix, title = _split(str(column))
+        # What validations have too, under the same whole name, is drawn with theirs.
+        prefix, title = ("", column) if column in names else _split(str(column))
         series = (metrics.index.to_numpy(), metrics[column].to_numpy(dtype=float))
         sources.setdefault(title, []).append((prefix or "training", series, False))
-    names = [name for name in validation_metrics(validations) if _is_number(validations[name])]
     for name, rows in validations.groupby("set", sort=False):
         ordered_rows = rows.sort_values("step")
         steps = ordered_rows["step"].to_numpy()

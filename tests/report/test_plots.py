@@ -60,6 +60,17 @@ def test_the_loss_comes_first_and_the_learning_rates_last_in_one_panel():
     assert len({curve.colour for curve in panels[0].curves}) == 2
 
 
+def test_what_training_and_validations_call_alike_shares_a_panel():
+    table = metrics(loss=[2.0, 1.0], head__loss=[2.0, 1.0], tail__loss=[2.0, 1.0])
+    rows = validations([(2, "test", 5, None, 0.1, 1.5)]).assign(**{"head/loss": [1.25]})
+    panels = {panel.title: panel for panel in metric_panels(table, rows)}
+
+    assert {title: [curve.label for curve in panel.curves] for title, panel in panels.items()} == {
+        "loss": ["training", "tail", "test"],
+        "head/loss": ["training", "test"],
+    }
+
+
 def test_what_is_no_number_per_step_is_left_out():
     arrays = pd.Series([np.eye(2), np.eye(2)], dtype=object)
     table = metrics(loss=[2.0, 1.0], good=[True, False], text=["a", "b"])
