@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 
 import luigi
 
@@ -43,7 +44,13 @@ def _show_at_end(task: TrainAndValidate, *_: object) -> None:
     Called in the scheduling process: with several workers `run` is called in a forked one.
     """
     if is_luigi_command() and not task.is_trial:
-        atexit.register(_show, task)
+        _register(task)
+
+
+@functools.cache
+def _register(task: TrainAndValidate) -> None:
+    """Once, however many dependencies are discovered."""
+    atexit.register(_show, task)
 
 
 def _show(task: TrainAndValidate) -> None:
