@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipefit.refs import dotted
 from pipefit.spec.sections import Train
+from pipefit.spec.sections.sources import with_archives
 from pipefit.spec.values import to_json_value
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ def parts(spec: Spec) -> dict[str, Any]:
 
 def _sections(spec: Spec) -> dict[str, Any]:
     model = spec.one_model.table()
-    data = spec.train_data.table()
-    if archive := spec.archive_of(spec.train_data):
-        data["archive"] = archive.sha256
+    hashes = {name: archive.sha256 for name, archive in spec.archives.items()}
+    # The name of an archive decides nothing, its content does; a data table is itself a call.
+    data = with_archives(spec.train_data.table(), hashes)
     if not data["augment"]:
         del data["augment"]
     sections = {"model": model, "data": data}

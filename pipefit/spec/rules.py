@@ -88,8 +88,9 @@ def _unknown_names(spec: Spec) -> Iterator[str]:
     for place, data in {"train.data": spec.train.data, **used}.items():
         yield from _unknown("data table", place, data, spec.data)
     for place, table in spec.builder_tables():
-        if isinstance(table, Data) and table.archive is not None:
-            yield from _unknown("archive", f"{place}.archive", table.archive, spec.archives)
+        if isinstance(table, Data):
+            for where, archive in table.archives(place):
+                yield from _unknown("archive", where, archive, spec.archives)
     for name, validation in spec.validation.items():
         if isinstance(validation.data, str):
             place = dotted("validation", name, "data")

@@ -14,6 +14,7 @@ from pipefit import refs
 from pipefit.errors import SpecError
 from pipefit.records import Best
 from pipefit.spec import Builder, Data, Optimizer, Spec, ValidationSet
+from pipefit.spec.sections.sources import with_archives
 from pipefit.training.callables import checked
 from pipefit.training.devices import Replicas
 from pipefit.training.freezing import freeze
@@ -47,7 +48,7 @@ class Shared:
     """
 
     def __init__(self, folders: Mapping[str, str]):
-        self._folders = folders
+        self._folders = {name: Path(folder) for name, folder in folders.items()}
         self._sources: dict[str, Any] = {}
         self._feeds: dict[str, Feed] = {}
 
@@ -55,8 +56,10 @@ class Shared:
         """The source of a data table; tables that are equal share it."""
         key = repr((data.call, data.archive))
         if key not in self._sources:
-            extra = {} if data.archive is None else {"archive": Path(self._folders[data.archive])}
-            self._sources[key] = refs.build(data.call, where, **extra)
+            extra = {} if data.archive is None else {"archive": self._folders[data.archive]}
+            arguments = with_archives(data.call.arguments, self._folders)
+            call = refs.Call(data.call.builder, arguments)
+            self._sources[key] = refs.build(call, where, **extra)
         return self._sources[key]
 
     def feed(self, key: str, make: Callable[[], Feed]) -> Feed:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from pipefit.refs import dotted, is_call, nested_calls
 from pipefit.spec.sections.kinds import FieldText
 from pipefit.spec.tables import Builder, Count, Listed, Table
 from pipefit.spec.values import FrozenDict
@@ -66,3 +67,30 @@ class Data(Builder):
     augment: Listed[Builder] = ()
     readers: Count = 4
     prefetch: Count = 4
+
+    def archives(self, place: str) -> Iterator[tuple[str, str]]:
+        """The names of all archives that are read, with their dotted places.
+
+        Builders among the arguments may have a key `archive` too: sources of a mix.
+
+        Args:
+            place: of this table in the file.
+        """
+        if self.archive is not None:
+            yield dotted(place, "archive"), self.archive
+        for where, call in nested_calls(self.call_table(), place):
+            name = call.arguments.get("archive")
+            if where != place and isinstance(name, str):
+                yield dotted(where, "archive"), name
+
+
+def with_archives(value: Any, given: Mapping[str, Any]) -> Any:
+    """Arguments of a data table, with what is given for an archive in place of each name of it."""
+    if isinstance(value, Mapping):
+        items = {key: with_archives(item, given) for key, item in value.items()}
+        if is_call(value) and isinstance(value.get("archive"), str):
+            items["archive"] = given.get(value["archive"], value["archive"])
+        return items
+    if isinstance(value, list | tuple):
+        return [with_archives(item, given) for item in value]
+    return value
