@@ -74,7 +74,15 @@ class TrainingError(PipefitError):
 
 
 class Diverged(TrainingError):
-    """A watched loss became NaN or infinite, or exceeded `train.max_loss`."""
+    """A watched loss became NaN or infinite, or exceeded `train.max_loss`.
+
+    Attributes:
+        step: at which it did, where that is known.
+    """
+
+    def __init__(self, message: str, step: int | None = None):
+        super().__init__(message)
+        self.step = step
 
 
 class StepTimeout(TrainingError):

@@ -187,7 +187,8 @@ class CheckpointInfo:
         size: bytes.
         sha256: of those bytes, hexadecimal.
         created: UTC.
-        kinds: why it is kept: any of "permanent", "recent", "best", "final".
+        kinds: why it is kept: any of "permanent", "recent", "best", "final", or "stopped": of a run
+            that was asked to stop, kept until there is a later one.
     """
 
     id: str

@@ -41,6 +41,7 @@ class Channel:
         self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
         self._lock = threading.Lock()
         self.stop_reason: str | None = None
+        self._is_over = False
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -69,6 +70,8 @@ class Channel:
 
         def handle(number: int, frame: object) -> None:
             nonlocal to_interrupt
+            if self._is_over:
+                return
             self._ask(signal.Signals(number).name)
             if to_interrupt:
                 to_interrupt = False
@@ -79,9 +82,11 @@ class Channel:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def take_no_more_requests(self) -> None:
-        """What comes now comes too late."""
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        """What comes now comes too late. May be called from any thread."""
+        self._is_over = True
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
 
     def _listen(self) -> None:
         for line in self._input:

@@ -6,8 +6,8 @@ run_by.run(order, on_event, should_stop=lambda: None)
 
 from __future__ import annotations
 
-import _thread
 import contextlib
+import functools
 import json
 import logging
 import multiprocessing
@@ -116,13 +116,24 @@ class InlineExecutor:
         from pipefit.execution import worker
         from pipefit.execution.reporter import Reporter
 
+        hung: list[PipefitError] = []
+
+        def collect_or_raise(received: list[str], name: str) -> None:
+            if hung:
+                raise hung.pop()
+            # Nobody looks at what was received while this process trains.
+            received.append(name)
+            _heed_repeated(received)
+
         with (
-            _stop_signals(_collect_or_raise) as signals,
+            _stop_signals(collect_or_raise) as signals,
             _signalled(signals),
             Reporter(on_event) as reporter,
         ):
+            in_main = threading.current_thread() is threading.main_thread()
+            give_up = functools.partial(_raise_in_main, hung if in_main else None)
             try:
-                worker.perform(order, reporter, _why_stop(signals, should_stop), _interrupt)
+                worker.perform(order, reporter, _why_stop(signals, should_stop), give_up)
             except Interrupted:
                 raise
             except Exception as error:
@@ -132,10 +143,21 @@ class InlineExecutor:
                     raise told from error
 
 
-def _interrupt(error: PipefitError) -> None:
-    """All that can be done about a main thread that hangs in a process that is not ours."""
+def _raise_in_main(hung: list[PipefitError] | None, error: PipefitError) -> None:
+    """All that can be done about a thread that hangs in a process that is not ours.
+
+    What hangs in native code, such as an operation of TensorFlow, sees it only once it returns.
+
+    Args:
+        hung: where the main thread's handler of signals finds what to raise; None: another thread
+            hangs, where nothing can be raised.
+        error: is told in any case.
+    """
     logger.error("%s", error)
-    _thread.interrupt_main()
+    main = threading.main_thread().ident
+    if hung is not None and main is not None:
+        hung.append(error)
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 class _Worker:
@@ -274,12 +296,6 @@ def _stop_signals(take: Callable[[list[str], str], None]) -> Iterator[list[str]]
 def _collect(received: list[str], name: str) -> None:
     # What a handler raises is lost when it interrupts the writing of a log line.
     received.append(name)
-
-
-def _collect_or_raise(received: list[str], name: str) -> None:
-    # Nobody looks at what was received while this process trains.
-    received.append(name)
-    _heed_repeated(received)
 
 
 def _heed_repeated(signals: Sequence[str]) -> None:

@@ -21,17 +21,27 @@ def keep(
 
     Returns:
         By id the kinds under which a checkpoint stays: permanent and final ones always, the best
-        one, the last `recent_keep` recent ones, and the newest one whatever it is.
+        one, the last `recent_keep` recent ones, the newest one whatever it is, and the newest one
+        that would be there had nobody asked the run to stop: see `planned`.
     """
     ordered = sorted(checkpoints, key=lambda c: c.step, reverse=True)
+    newest = [c.id for found in (ordered, planned(ordered)) for c in found[:1]]
     recent = [c.id for c in ordered if "recent" in c.kinds][:recent_keep]
     kept = {}
-    for i, checkpoint in enumerate(ordered):
+    for checkpoint in ordered:
         kinds = checkpoint.kinds & _LASTING
         if checkpoint.id in recent:
             kinds |= {"recent"}
         if checkpoint.step == best_step and "best" in checkpoint.kinds:
             kinds |= {"best"}
-        if kinds or i == 0:
+        if kinds or checkpoint.id in newest:
             kept[checkpoint.id] = kinds or checkpoint.kinds
     return kept
+
+
+def planned(checkpoints: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
+    """Without those that are there only because the run was asked to stop.
+
+    A run is rolled back to one of these, so that stopping and continuing it changes no number.
+    """
+    return [checkpoint for checkpoint in checkpoints if checkpoint.kinds != {"stopped"}]

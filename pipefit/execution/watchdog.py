@@ -22,21 +22,29 @@ _POLL = 0.5
 class Watchdog:
     """Watches from a thread of its own, as long as the context lasts, that work goes on.
 
-    `alive` is called after every piece of work: some training steps, a batch of a validation. If
-    one takes far longer than any before, a warning shows what all threads are doing; if none ends
-    within the limit, `give_up` is called with an error that shows it.
+    `alive` is called after every piece of work: a model was built, some steps were trained, a batch
+    of a validation was read. If one takes far longer than any before, a warning shows what all
+    threads are doing; if none ends within the limit, `give_up` is called with an error that shows
+    it.
 
     Args:
         limit: seconds; `train.step_timeout`.
         give_up: called once, from the watching thread. What hangs may be deep inside of TensorFlow
             or of a reader, where no exception reaches it.
+        pulse: gives something else whenever work goes on that `alive` is not told of.
     """
 
-    def __init__(self, limit: float, give_up: Callable[[PipefitError], None]):
-        self._limit, self._give_up = limit, give_up
+    def __init__(
+        self,
+        limit: float,
+        give_up: Callable[[PipefitError], None],
+        pulse: Callable[[], object] = lambda: None,
+    ):
+        self._limit, self._give_up, self._pulse = limit, give_up, pulse
         self._since = time.monotonic()
         self._longest = 0.0
         self._told = False
+        self._last_pulse: object = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="pipefit-watchdog", daemon=True)
 
@@ -53,10 +61,14 @@ class Watchdog:
 
     def __exit__(self, *exception: object) -> None:
         self._done.set()
-        self._thread.join()
+        self._thread.join()  # it only looks, or ends the process
 
     def _watch(self) -> None:
         while not self._done.wait(min(_POLL, self._limit / 4)):
+            pulse = self._pulse()
+            if pulse != self._last_pulse:
+                self._last_pulse = pulse
+                self.alive()
             seconds = time.monotonic() - self._since
             if seconds > self._limit:
                 self._give_up(
@@ -80,12 +92,14 @@ class Watchdog:
 
 
 def stacks() -> str:
-    """What every thread of Python in this process is doing, but the caller's."""
-    frames = sys._current_frames()
+    """What every thread of this process that runs Python is doing, but the caller's.
+
+    Threads of TensorFlow are among them while they call functions of Python.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
-    for thread in threading.enumerate():
-        frame = frames.get(thread.ident or -1)
-        if frame is not None and thread is not threading.current_thread():
-            lines = "".join(traceback.format_stack(frame)).rstrip()
-            parts.append(f"Thread {thread.name}:\n{lines}")
+    for ident, frame in sys._current_frames().items():
+        if ident != threading.get_ident():
+            name = names.get(ident, f"{ident:#x} of TensorFlow or another library")
+            parts.append(f"Thread {name}:\n{''.join(traceback.format_stack(frame)).rstrip()}")
     return "\n".join(parts)

@@ -6,7 +6,7 @@ from pipefit.training.devices import Replicas, start
 from pipefit.training.experiment import Experiment, Shared, experiment_class
 from pipefit.training.freezing import freeze
 from pipefit.training.gradients import Clip
-from pipefit.training.loop import Loop
+from pipefit.training.loop import CallFailed, Loop, joined
 from pipefit.training.objective import Objective, per_example
 from pipefit.training.own_loops import TrainStep
 from pipefit.training.pipeline import Feed
@@ -22,6 +22,7 @@ from pipefit.training.validator import Validated, ValidationStep, Validator
 
 __all__ = [
     "Actions",
+    "CallFailed",
     "Clip",
     "Course",
     "EarlyStop",
@@ -48,6 +49,7 @@ __all__ = [
     "description",
     "experiment_class",
     "freeze",
+    "joined",
     "not_finite",
     "per_example",
     "start",

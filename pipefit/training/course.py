@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from pipefit.errors import Diverged, SpecError
 from pipefit.records import Best, MetricBlock, Validation
-from pipefit.training.schedule import BEST, FINAL, RECENT, Schedule
+from pipefit.training.schedule import BEST, FINAL, STOPPED, Schedule
 from pipefit.training.state import Arrays
 from pipefit.training.stopping import EARLY_STOP, SECONDS, EarlyStop
 from pipefit.training.trainer import Trainer
@@ -57,8 +57,12 @@ class Actions(Protocol):
     def finished(self, early: EndedEarly | None) -> None:
         """The run is complete; called last, unless `failed` is."""
 
-    def failed(self, error: BaseException) -> None:
-        """The run ends with this error; called last, and must not raise."""
+    def failed(self, error: BaseException) -> bool:
+        """The run ends with this error; called last, and must not raise.
+
+        Returns:
+            Whether the run is to be continued, so that this is not its failure.
+        """
 
 
 class Course:
@@ -73,7 +77,8 @@ class Course:
         max_loss: a larger training loss ends the run; None: any finite loss is fine.
         best: metric ("SET/METRIC"), mode and best value so far; None: no best is kept.
         early_stop: ends the run early.
-        max_seconds: of training, over all attempts, after which the run is complete.
+        max_seconds: of training and validating, over all attempts, after which the run is complete;
+            only what led to a checkpoint counts, and no waiting for other runs.
         alive: is called after every piece of work, so that a watchdog sees that it goes on.
 
     Attributes:
@@ -103,7 +108,7 @@ class Course:
         self._max_loss = math.inf if max_loss is None else max_loss
         self._early_stop, self._max_seconds = early_stop, max_seconds
         self._alive = alive
-        self._before, self._begin = 0.0, time.monotonic()
+        self._spent = 0.0
         self._pending: list[Arrays] = []
         self._saved = trainer.step
         self._rate, self._calls = 0.0, 0
@@ -111,14 +116,12 @@ class Course:
 
     def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Continue from what `save` was given. Raises StateMismatch."""
-        rest = dict(arrays)
-        early_stop, seconds = rest.pop(EARLY_STOP, None), rest.pop(SECONDS, None)
-        self.trainer.restore(rest)
+        own = {k: v for k, v in arrays.items() if k == SECONDS or k.startswith(EARLY_STOP)}
+        self.trainer.restore({k: v for k, v in arrays.items() if k not in own})
         self._saved = self.trainer.step
-        if self._early_stop is not None and early_stop is not None:
-            self._early_stop.restore(early_stop)
-        if seconds is not None:
-            self._before = float(seconds)
+        if self._early_stop is not None and self._early_stop.key in own:
+            self._early_stop.restore(own[self._early_stop.key])
+        self._spent = float(own.get(SECONDS, 0.0))
 
     def goes_on(self) -> bool:
         """Whether there is more to do; a run that is complete is closed here."""
@@ -143,12 +146,15 @@ class Course:
             Diverged: naming step, loss and limit, or that float16 cannot hold the gradients; the
                 state is not saved.
         """
+        begin = time.monotonic()
         loss = self._record(rows, seconds)
         self.trainer.updates.check()
         step = self.trainer.step
         kinds = self._schedule.checkpoint_kinds(step)
         if self._schedule.validates(step) and self._validate(step):
             kinds |= {BEST}
+        # Changes here only, so that a run never ends early at a step that is not saved.
+        self._spent += seconds + time.monotonic() - begin
         if self._ends_early():
             kinds |= {FINAL}
         if kinds:
@@ -158,7 +164,7 @@ class Course:
     def save_to_stop(self) -> None:
         """Save the current step, if it is not saved."""
         if self.trainer.step > self._saved:
-            self._save(self.trainer.step, frozenset({RECENT}))
+            self._save(self.trainer.step, frozenset({STOPPED}))
 
     def close(self, error: BaseException | None) -> None:
         """Tell how the run ended, once."""
@@ -170,22 +176,18 @@ class Course:
                 self._actions.finished(self.early)
             except Exception as late:
                 error = late
-        if error is not None:
+        if error is not None and not self._actions.failed(error):
             self.error = error
-            self._actions.failed(error)
 
     def _ends_early(self) -> bool:
         if self.early is None and self.trainer.step > 0:
             reason = self._early_stop.exhausted if self._early_stop else None
             if reason:
                 self.early = EndedEarly("early_stop", self.trainer.step, reason)
-            elif self._max_seconds is not None and self._seconds() >= self._max_seconds:
-                reason = f"trained for {self._seconds():.0f} s, max_time is {self._max_seconds:g} s"
+            elif self._max_seconds is not None and self._spent >= self._max_seconds:
+                reason = f"trained for {self._spent:.0f} s, max_time is {self._max_seconds:g} s"
                 self.early = EndedEarly("max_time", self.trainer.step, reason)
         return self.early is not None
-
-    def _seconds(self) -> float:
-        return self._before + time.monotonic() - self._begin
 
     def _record(self, rows: Arrays, seconds: float) -> float:
         """Hand on the numbers; the last loss."""
@@ -221,7 +223,8 @@ class Course:
         rule = f"above max_loss = {self._max_loss}" if math.isfinite(loss) else "not finite"
         return Diverged(
             f"step {step}: loss = {loss} is {rule}; checkpoints before it are kept: try a "
-            f"smaller learning rate or clip under another name"
+            f"smaller learning rate or clip under another name",
+            step,
         )
 
     def _validate(self, step: int) -> bool:
@@ -261,8 +264,8 @@ class Course:
         known = self.best if self.best is not None and math.isfinite(self.best.value) else None
         snapshot = self.trainer.snapshot()
         if self._early_stop is not None:
-            snapshot[EARLY_STOP] = tf.constant(self._early_stop.state())
+            snapshot[self._early_stop.key] = tf.constant(self._early_stop.state())
         if self._max_seconds is not None:
-            snapshot[SECONDS] = tf.constant(self._seconds(), tf.float64)
+            snapshot[SECONDS] = tf.constant(self._spent, tf.float64)
         self._actions.save(step, snapshot, kinds, known)
         self._saved = step

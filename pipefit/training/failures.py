@@ -45,6 +45,10 @@ class Failures:
         self._kept[mark] = error
         return RuntimeError(mark)
 
+    def has(self, error: BaseException) -> bool:
+        """Whether it is one of the kept exceptions."""
+        return any(error is kept for kept in self._kept.values())
+
     def surfacing(self) -> contextlib.AbstractContextManager[None]:
         """Inside, what TensorFlow raises for kept exceptions is raised as these exceptions.
 

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipefit.errors import Interrupted
+from pipefit.errors import DataError, Interrupted, PipefitError, TrainingError
 from pipefit.training.course import Course
 from pipefit.training.schedule import Pace
 from pipefit.training.together import Together
 
 #: Most bytes that the numbers of one call may take.
 _CALL_BYTES = 64e6
+
+
+class CallFailed(TrainingError):
+    """A call of the inner loop for several models failed, and with it the state of all of them.
+
+    All may continue from their last checkpoints, but for those to which the failure belongs.
+
+    Attributes:
+        until: it is not known to which it belongs, so up to this step they are to be called one by
+            one; 0: it is known.
+    """
+
+    def __init__(self, message: str, until: int):
+        super().__init__(message)
+        self.until = until
 
 
 class Loop:
@@ -29,11 +45,22 @@ class Loop:
     Args:
         courses: restored to where to continue.
         alive: is called after every call of the inner loop.
+        apart_until: up to this step every course is called on its own, see `CallFailed`.
+        may_part: whether `CallFailed` may be raised; if not, a call for several that fails ends
+            all of them.
     """
 
-    def __init__(self, courses: Sequence[Course], alive: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        courses: Sequence[Course],
+        alive: Callable[[], None] = lambda: None,
+        *,
+        apart_until: int = 0,
+        may_part: bool = False,
+    ):
         self.courses = list(courses)
         self._alive = alive
+        self._apart_until, self._may_part = apart_until, may_part
         self._together = Together()
         self._pace = Pace()
         self._bytes = 0.0
@@ -41,13 +68,13 @@ class Loop:
     def run(self) -> None:
         """Train to the end.
 
-        Every course is told how it ended, once. One that fails on its own (its loss, its
-        validation, its own writes) does not keep others from going on; what fails in the inner
-        loop ends all.
+        Every course is told how it ended, once. One that fails on its own (its steps, its data,
+        its validation, its writes) does not keep others from going on.
 
         Raises:
             Interrupted: it was asked to stop; the current steps are saved.
-            PipefitError: why a course failed, once all have ended; of several the first.
+            CallFailed: several are to be continued from their last checkpoints.
+            PipefitError: why a course failed, once all have ended; of several all reasons.
         """
         try:
             while going := [course for course in self.courses if course.goes_on()]:
@@ -61,18 +88,25 @@ class Loop:
             raise
         failed = [course for course in self.courses if course.error]
         if failed:
-            raise _joined(failed, len(self.courses))
+            raise joined({c.name: c.error for c in failed if c.error}, len(self.courses))
 
     def _call(self, going: list[Course]) -> None:
         if not going:
             return
         step = min(course.trainer.step for course in going)
         active = [course for course in going if course.trainer.step == step]
-        later = [course.trainer.step for course in going if course.trainer.step > step]
-        boundary = min([*later, *(course.next_boundary() for course in active)])
+        meetings = [course.trainer.step for course in going if course.trainer.step > step]
+        if step < self._apart_until:
+            active = active[:1]
+            meetings.append(self._apart_until)
+        boundary = min([*meetings, *(course.next_boundary() for course in active)])
         steps = min(boundary - step, self._pace.limit, self._fitting())
         begin = time.perf_counter()
-        rows = self._together.run([course.trainer for course in active], steps)
+        try:
+            rows = self._together.run([course.trainer for course in active], steps)
+        except Exception as error:
+            self._failed(active, step + steps, error)
+            return
         seconds = time.perf_counter() - begin
         self._pace.measured(steps, seconds)
         self._bytes = sum(value.nbytes for each in rows for value in each.values()) / steps
@@ -80,6 +114,28 @@ class Loop:
             self._alive()
             self._guarded(course, course.take, numbers, seconds)
         self._alive()
+
+    def _failed(self, active: Sequence[Course], until: int, error: Exception) -> None:
+        """A call failed somewhere in its steps, so the state of its courses is of no use."""
+        feeds = {course.trainer.feed for course in active}
+        if len(active) == 1 or (len(feeds) == 1 and isinstance(error, DataError)):
+            guilty = list(active)
+        else:
+            guilty = [course for course in active if course.trainer.feed.failures.has(error)]
+        for course in guilty:
+            course.close(error)
+        if len(guilty) == len(active):
+            return
+        if not self._may_part:
+            raise error
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        if guilty:
+            raise CallFailed(f"went on without {_names(guilty)} after {told}", 0) from error
+        raise CallFailed(
+            f"a step after step {active[0].trainer.step} failed for one of {_names(active)}, went "
+            f"on one by one to see for which: {told}",
+            until,
+        ) from error
 
     def _fitting(self) -> int:
         return max(1, int(_CALL_BYTES / max(self._bytes, 1.0)))
@@ -100,13 +156,32 @@ class Loop:
             return None
 
 
-def _joined(failed: Sequence[Course], count: int) -> Exception:
-    """One error for all: of the class of the first."""
-    first = failed[0].error
-    assert first is not None  # that is what makes it failed
+def _names(courses: Sequence[Course]) -> str:
+    return ", ".join(course.name for course in courses)
+
+
+def joined(failed: Mapping[str, BaseException], count: int) -> BaseException:
+    """One error for all that failed: of the class of the first, if all were raised on purpose.
+
+    Args:
+        failed: by name of the run.
+        count: of all runs.
+    """
+    first = next(iter(failed.values()))
     if count == 1:
         return first
-    lines = [f"{course.name}: {course.error}" for course in failed]
-    error = type(first)(f"{len(failed)} of {count} models failed; " + "\n".join(lines))
+    lines = [f"{name}: {_told(error)}" for name, error in failed.items()]
+    ours = isinstance(first, PipefitError) and all(
+        isinstance(error, PipefitError) for error in failed.values()
+    )
+    kind = type(first) if ours else TrainingError
+    error = kind(f"{len(failed)} of {count} models failed; " + "\n".join(lines))
     error.__cause__ = first
     return error
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, PipefitError):
+        return str(error)
+    details = "".join(traceback.format_exception(error)).rstrip()
+    return f"{type(error).__name__}: {error}\n{details}"

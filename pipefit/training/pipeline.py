@@ -58,6 +58,7 @@ class Feed:
         declared: dtype and shape by field, as text (see `pipefit.data.fields.declared_specs`).
 
     Attributes:
+        source: the examples.
         batch_size: examples per batch.
         failures: what the source raised; read the iterator inside of `failures.surfacing()`.
         waiting: how long readers of the iterators had to wait.
@@ -78,6 +79,7 @@ class Feed:
         overfit: int | None = None,
         declared: Mapping[str, str] | None = None,
     ):
+        self.source = source
         self.batch_size = batch_size
         self.failures = Failures()
         self.waiting = Waiting()
@@ -122,9 +124,9 @@ class Feed:
         return fields
 
     @property
-    def skipping(self) -> bool:
-        """Whether a stream is being read up to the position asked for last; it may take long."""
-        return not self._skip.over
+    def skipped(self) -> int:
+        """How many examples of a stream were read and left out, to get to the last position."""
+        return self._skip.progress()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """End all iterators; generators are closed. Waits for the source no longer than said."""

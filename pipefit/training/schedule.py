@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Kinds of checkpoints, see `pipefit.records.CheckpointInfo`.
-PERMANENT, RECENT, BEST, FINAL = "permanent", "recent", "best", "final"
+PERMANENT, RECENT, BEST, FINAL, STOPPED = "permanent", "recent", "best", "final", "stopped"
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import numpy as np
 
 from pipefit.errors import SpecError
 
-#: Where a snapshot holds the state of early stopping, and the seconds trained so far.
-EARLY_STOP, SECONDS = "run/early_stop", "run/seconds"
+#: Where a snapshot holds the state of early stopping (then mode and metric follow), and the seconds
+#: trained so far.
+EARLY_STOP, SECONDS = "run/early_stop/", "run/seconds"
 
 
 class EarlyStop:
@@ -26,6 +27,8 @@ class EarlyStop:
 
     def __init__(self, *, metric: str, mode: str, patience: int, min_delta: float = 0.0):
         self.metric = metric
+        #: The name of its state; what was observed of another metric says nothing about this one.
+        self.key = f"{EARLY_STOP}{mode}/{metric}"
         self._sign = 1.0 if mode == "max" else -1.0
         self._patience, self._min_delta = patience, min_delta
         self._best = -math.inf  # of sign * value
@@ -36,8 +39,11 @@ class EarlyStop:
         """Why the run ends here; None: it goes on."""
         if self._waited < self._patience:
             return None
+        if math.isinf(self._best):
+            return f"{self.metric} was no number in any of the last {self._waited} validations"
+        more = f" by more than {self._min_delta:g}" if self._min_delta else ""
         return (
-            f"{self.metric} has not improved on {self._sign * self._best:.6g} in the last "
+            f"{self.metric} has not improved on {self._sign * self._best:.6g}{more} in the last "
             f"{self._waited} validations"
         )
 

@@ -53,7 +53,12 @@ class Streamed:
             batch_size: examples per batch.
         """
         counter = Waiting()
-        batches = self._source.skip(skip.count).batch(batch_size, drop_remainder=True)
+        source = self._source
+        if not skip.over:
+            skipped = Waiting()
+            skip.progress = lambda: min(skipped.count(), skip.count)
+            source = skipped.measured(source).skip(skip.count)
+        batches = source.batch(batch_size, drop_remainder=True)
         if not skip.over:
             watch = threading.Thread(target=_tell, args=(skip, counter, threads), daemon=True)
             watch.start()

@@ -31,11 +31,16 @@ class Skip:
     Args:
         name: of the source.
         count: examples to skip.
+
+    Attributes:
+        over: whether all are skipped.
+        progress: gives how many are skipped by now.
     """
 
     def __init__(self, name: str, count: int):
         self.count = count
         self.over = count == 0
+        self.progress: Callable[[], int] = lambda: 0
         self._name = name
 
     def going_on(self, count: int) -> None:
@@ -193,6 +198,7 @@ class _Reading:
         self._source, self._skip = source, skip
         self._iterator: Iterator[Any] | None = None
         self._lock = threading.Lock()  # a generator that runs cannot be closed
+        skip.progress = lambda: min(self.done, skip.count)
 
     def rows(self, count: int) -> list[Any]:
         """The next examples, fewer at the end."""

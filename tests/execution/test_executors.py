@@ -18,9 +18,12 @@ WAITING = "import time\nprint('waiting', flush=True)\nwhile True:\n    time.slee
 #: Cannot even be interrupted.
 DEAF = """
 import time
-print('waiting', flush=True)
+told = False
 while True:
     try:
+        if not told:
+            told = True
+            print('waiting', flush=True)
         time.sleep(1)
     except BaseException:
         pass

@@ -64,7 +64,10 @@ def test_every_way_to_ask_for_a_stop_breaks_off_a_validation_with_code_75(valida
 
 
 def test_a_deaf_worker_whose_parent_is_gone_ends_by_itself(validation):
-    hurried = "from pipefit.execution import channel\nfrom pipefit.execution.worker import __main__\nchannel.GRACE = 0.5\n__main__.main()\n"
+    hurried = (
+        "from pipefit.execution import channel\nfrom pipefit.execution.worker import __main__\n"
+        "channel.GRACE = 0.5\n__main__.main()\n"
+    )
     process = start(validation(DEAF), hurried)
     process.stdin.close()
     assert process.wait(30) == 75

@@ -294,8 +294,8 @@ class TestStopping:
     def test_saves_the_current_step_once(self):
         recorder, message = self.stopped(stop_at=7, recent_every=5)
         assert recorder.saved_steps == [5, 7]
-        assert recorder.of("save")[-1][1] == {"recent"}
-        assert message == "stopped at step 7 of 20 as asked"
+        assert recorder.of("save")[-1][1] == {"stopped"}
+        assert message == "stopped at step 7 of 20 as asked: enough"
         assert recorder.of("metrics")[-1][:2] == (7, 7)
 
     def test_what_is_saved_already_is_not_saved_again(self):
@@ -314,7 +314,7 @@ class TestStopping:
     def test_before_the_first_step_nothing_is_saved(self):
         recorder, message = self.stopped(stop_at=0)
         assert recorder.events == []
-        assert message == "stopped at step 0 of 20 as asked"
+        assert message == "stopped at step 0 of 20 as asked: enough"
 
     def test_right_after_continuing_nothing_is_saved_again(self):
         recorder, _ = self.stopped(stop_at=7)
@@ -322,7 +322,7 @@ class TestStopping:
         trainer.restore(recorder.of("save")[-1][2])
         recorder, message = self.stopped(trainer, stop_at=0)
         assert recorder.events == []
-        assert message == "stopped at step 7 of 20 as asked"
+        assert message == "stopped at step 7 of 20 as asked: enough"
 
     def test_at_the_last_step_the_run_is_complete(self):
         recorder = Recorder(stop_at=4)

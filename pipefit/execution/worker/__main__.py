@@ -7,12 +7,16 @@ import logging
 import multiprocessing
 import os
 import sys
+import threading
 
-from pipefit.errors import Interrupted, PipefitError
+from pipefit.errors import Interrupted
 from pipefit.execution.channel import Channel
 from pipefit.execution.order import exit_code, outcome
 from pipefit.execution.reporter import Reporter
 from pipefit.execution.worker.performing import perform
+
+#: So long the outcome may take to be written, seconds.
+_OUTCOME_SECONDS = 10.0
 
 
 def _carry_out(channel: Channel) -> None:
@@ -33,7 +37,10 @@ def _carry_out(channel: Channel) -> None:
 def _end(channel: Channel, error: BaseException | None) -> None:
     """Tell the outcome and end the process, whatever its other threads are doing."""
     channel.take_no_more_requests()
-    channel.send(outcome(error))
+    # Whoever gave the order may read nothing any more, and hold up a thread that tells something.
+    telling = threading.Thread(target=channel.send, args=(outcome(error),), daemon=True)
+    telling.start()
+    telling.join(_OUTCOME_SECONDS)
     for child in multiprocessing.active_children():  # of a data source, say
         child.kill()
     sys.stderr.flush()

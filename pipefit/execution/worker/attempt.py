@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tenacity import (
@@ -27,10 +28,19 @@ from pipefit.errors import (
     StoreUnavailable,
 )
 from pipefit.execution.heartbeat import Heartbeat
-from pipefit.execution.keeping import keep
+from pipefit.execution.keeping import keep, planned
 from pipefit.execution.reporter import Reporter, RunLog
 from pipefit.execution.writer import BackgroundWriter, joined
-from pipefit.records import NOTHING, Best, Ended, MetricBlock, RunOrder, RunState, Validation
+from pipefit.records import (
+    NOTHING,
+    Best,
+    CheckpointInfo,
+    Ended,
+    MetricBlock,
+    RunOrder,
+    RunState,
+    Validation,
+)
 from pipefit.spec import Spec
 from pipefit.store import RunWriter
 
@@ -67,11 +77,10 @@ class Attempt:
         reporter: is told how far it is.
         should_stop: says why to stop.
         alone: whether no other run is trained in this process.
-        rollbacks: how often the run was rolled back before.
+        rollbacks: what the run's history says about how it was rolled back before.
 
     Attributes:
-        has_failed: it has ended otherwise than by being complete.
-        to_repeat: it ended by a rollback: the run is to be continued by another attempt.
+        to_repeat: it has ended, but the run is to be continued by another attempt.
     """
 
     def __init__(
@@ -81,8 +90,9 @@ class Attempt:
         writer: RunWriter,
         reporter: Reporter,
         should_stop: ShouldStop,
+        *,
         alone: bool = True,
-        rollbacks: int = 0,
+        rollbacks: Sequence[Mapping[str, Any]] = (),
     ):
         self.spec, self.writer = spec, writer
         self.to_repeat = False
@@ -98,10 +108,14 @@ class Attempt:
         self._step: int | None = None
         self._last_progress = self._last_metrics = 0.0
         self._open = True
-        self.has_failed = False
         self._heartbeat = Heartbeat(
             writer, lambda: self._progress or None, self.background.fail
         ).__enter__()
+
+    @property
+    def rate_scale(self) -> float:
+        """What the rollbacks have made of the learning rates; part of the run from then on."""
+        return math.prod(float(event["scale"]) for event in self._rollbacks)
 
     def restore(self, course: Course) -> int:
         """Continue from the newest checkpoint that is whole; -1 if there is none at all.
@@ -110,7 +124,7 @@ class Attempt:
             CheckpointCorrupt: there are some, but none is whole.
             StateMismatch: it is not one of this model.
         """
-        checkpoints = self.writer.checkpoints()
+        checkpoints = self._not_rolled_back(self.writer.checkpoints())
         for checkpoint in checkpoints:
             try:
                 arrays = self.writer.read_checkpoint(checkpoint)
@@ -199,27 +213,43 @@ class Attempt:
         )
         self._close()
 
-    def failed(self, error: BaseException) -> None:
-        """Write what is still queued, then say how the attempt ended; again does nothing."""
+    def failed(self, error: BaseException) -> bool:
+        """Write what is still queued, then say how the attempt ended; again does nothing.
+
+        Returns:
+            Whether another attempt is to continue the run.
+        """
         if not self._open:
-            return
-        self.has_failed = True
-        if not self._alone and not isinstance(error, Interrupted):
-            self._log.error("%s", error)
+            return self.to_repeat
+        if isinstance(error, Diverged) and error.step is not None:
+            self._note_step(error.step)
         if not isinstance(error, LeaseLost):
             self._write_rest(error)
             self._write_end(error)
         self._close()
+        if not (self._alone or self.to_repeat or isinstance(error, Interrupted)):
+            ours = isinstance(error, PipefitError)
+            self._log.error("%s", error, exc_info=None if ours else error)
+        return self.to_repeat
 
     def give_up(self, error: PipefitError) -> None:
-        """Say that the attempt failed, while its thread hangs; nothing that is queued is written."""
+        """Say that the attempt failed, while its thread hangs; nothing that is queued is written.
+
+        It may have ended before: then nothing is changed.
+        """
+        reason, _, details = str(error).partition("\n")
         try:
-            self.writer.end(RunState.FAILED, str(error), self._step, self._reporter.tail())
+            self.writer.end(
+                RunState.FAILED, reason, self._step, f"{self._reporter.tail()}\n{details}"
+            )
         except StoreError as late:
             self._log.error("the end of the attempt could not be written: %s", late)
 
     def patiently(self, write: Callable[[], object]) -> None:
-        """Do a write, again while the database is away, for as long as a lease lasts."""
+        """Do a write, again while the database is away, for as long as a lease lasts.
+
+        A single try ends by the driver's own limits (see `pipefit.store.client`).
+        """
         long_enough = stop_after_delay(self.writer.ttl)
         Retrying(
             retry=retry_if_exception_type(StoreUnavailable),
@@ -242,55 +272,66 @@ class Attempt:
             self._reporter.step = step
 
     def _write_rest(self, error: BaseException) -> None:
-        try:
-            self._send_metrics()
-            self.background.close()
-        except BaseException as late:
-            if late is not error:
-                self._log.error("not all could be written: %s", late)
+        told: list[BaseException] = [error]
+        for write in (self._send_metrics, self.background.close):
+            try:
+                write()
+            except BaseException as late:
+                if late not in told:
+                    told.append(late)
+                    self._log.error("not all could be written: %s", late)
 
     def _write_end(self, error: BaseException) -> None:
-        state = RunState.INTERRUPTED if isinstance(error, Interrupted) else RunState.FAILED
         reason = (
             str(error) if isinstance(error, PipefitError) else f"{type(error).__name__}: {error}"
         )
         try:
-            if isinstance(error, Diverged):
-                self.to_repeat = self._roll_back(error)
+            self.to_repeat = self._is_to_repeat(error)
+            going_on = self.to_repeat or isinstance(error, Interrupted)
+            state = RunState.INTERRUPTED if going_on else RunState.FAILED
             self.writer.end(state, reason, self._step, self._reporter.tail())
         except StoreError as late:
             self._log.error("the end of the attempt could not be written: %s", late)
 
-    def _roll_back(self, error: Diverged) -> bool:
-        """Write to the history that the run goes back to its last checkpoint, if it is to."""
+    def _is_to_repeat(self, error: BaseException) -> bool:
+        from pipefit.training import CallFailed
+
+        return isinstance(error, CallFailed) or (
+            isinstance(error, Diverged) and self._rolls_back(error)
+        )
+
+    def _rolls_back(self, error: Diverged) -> bool:
+        """Write to the history that the run goes back to its last checkpoint, if it is to.
+
+        From then on it is so, whenever this process is killed: the run's next attempt reads it.
+        """
         rule = self.spec.train.rollback
         if rule is None:
             return False
-        # In the history, because it must be known before the next checkpoint is there.
-        done = self._rollbacks
+        done = len(self._rollbacks)
         if done >= rule.times:
-            self._log.error("diverged again after %d rollbacks", done)
+            self._log.error("diverged again after %d rollbacks (train.rollback.times)", done)
             return False
-        checkpoints = self.writer.checkpoints()
+        checkpoints = planned(self.writer.checkpoints())
         back = checkpoints[0].step if checkpoints else 0
-        self.writer.note(
-            {
-                "event": "rollback",
-                "from": self._step,
-                "to": back,
-                "scale": rule.scale,
-                "reason": str(error),
-            }
-        )
+        event = {"event": "rollback", "from": self._step, "to": back, "scale": rule.scale}
+        self.writer.note({**event, "reason": str(error)})
         self._log.warning(
             "%s; going back to step %d with %g times the learning rates (rollback %d of %d)",
             error,
             back,
-            rule.scale ** (done + 1),
+            self.rate_scale * rule.scale,
             done + 1,
             rule.times,
         )
         return True
+
+    def _not_rolled_back(self, checkpoints: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
+        """Without those that came after the step to which the run was rolled back since."""
+        if not self._rollbacks:
+            return list(checkpoints)
+        last = self._rollbacks[-1]
+        return [c for c in checkpoints if c.fence > last["fence"] or c.step <= last["to"]]
 
     def _send_metrics(self) -> None:
         self._last_metrics = time.monotonic()
@@ -316,7 +357,8 @@ class Attempt:
             raise Diverged(
                 f"step {step}: {bad[0]} holds NaN or infinity (and {len(bad) - 1} more variables); "
                 f"checkpoints before it are kept: try a smaller learning rate or clip under "
-                f"another name"
+                f"another name",
+                step,
             )
         self.patiently(lambda: self.writer.commit(step, arrays, kinds, best))
         self.patiently(lambda: self._tidy(best))

@@ -10,11 +10,17 @@ from pipefit.execution.worker.places import Places
 from pipefit.spec import Spec
 
 if TYPE_CHECKING:
-    from pipefit.training import Experiment, Trainer
+    from pipefit.training import Experiment, Shared, Trainer
 
 
 def build(
-    order: Order, runs: Mapping[str, Spec], names: Sequence[str], places: Places, threads: int
+    order: Order,
+    runs: Mapping[str, Spec],
+    names: Sequence[str],
+    places: Places,
+    threads: int,
+    *,
+    shared: Shared | None = None,
 ) -> dict[str, tuple[Experiment, Trainer]]:
     """The experiments of some models and their trainings at step 0; they share what they read.
 
@@ -24,13 +30,14 @@ def build(
         names: of those that are wanted.
         places: where they compute.
         threads: of one operation.
+        shared: what was built for others in this process.
 
     Raises:
         PipefitError: if one cannot be built.
     """
     from pipefit import training
 
-    shared = training.Shared(order.folders)
+    shared = shared or training.Shared(order.folders)
     built = {}
     for name in names:
         spec = runs[name]

@@ -52,6 +52,14 @@ def perform(
         return
     store = open_store(order.uri)
     if order.kind == "validate":
-        validate(order, runs[""], store, places)
+        validate(order, runs[""], store, places, give_up)
     else:
-        train(order, runs, store, places, reporter, should_stop, give_up)
+        train(
+            order,
+            runs,
+            store,
+            places,
+            reporter=reporter,
+            should_stop=should_stop,
+            give_up=give_up,
+        )

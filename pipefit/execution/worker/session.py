@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipefit.data import content_digest
-from pipefit.errors import PipefitError
+from pipefit.errors import Interrupted, PipefitError
 from pipefit.execution import provenance
 from pipefit.execution.checks import completed
 from pipefit.execution.order import Order
@@ -19,7 +23,15 @@ from pipefit.records import NOTHING, Best, RunOrder
 from pipefit.spec import Spec
 from pipefit.store import Store, this_process
 
+if TYPE_CHECKING:
+    from pipefit.training import CallFailed, Course, Experiment, Shared, Trainer, Validator
+
 GiveUp = Callable[[PipefitError], None]
+
+logger = logging.getLogger("pipefit.run")
+
+#: So long a process that hangs may take to tell the database, seconds.
+_LAST_WORDS_SECONDS = 20.0
 
 
 def train(
@@ -27,6 +39,7 @@ def train(
     runs: Mapping[str, Spec],
     store: Store,
     places: Places,
+    *,
     reporter: Reporter,
     should_stop: ShouldStop,
     give_up: GiveUp,
@@ -46,19 +59,35 @@ def train(
         Interrupted: it was asked to stop and has checkpointed.
         PipefitError: whatever was refused or failed; of several runs the others have ended first.
     """
-    session = _Session(order, runs, store, places, reporter, should_stop, give_up)
+    session = _Session(
+        order, runs, store, places, reporter=reporter, should_stop=should_stop, give_up=give_up
+    )
     # Also refuses, before TensorFlow is paid for.
     done = completed(store, [session.run_order(name) for name in runs])
     left = [name for name, spec in runs.items() if spec.name not in done]
     while left:
         left = session.run(left)
+    session.raise_failures()
+
+
+class _Built(NamedTuple):
+    """What there is of a model before its run is touched."""
+
+    experiment: Experiment
+    trainer: Trainer
+    validators: Mapping[str, Validator]
 
 
 class _Session:
-    """One attempt at each of some runs, together; after a rollback there is another one.
+    """One attempt at each of some runs, together; some may need another one.
 
-    build all -> acquire -> restore the newest good checkpoints -> begin
-    loop, every run's results written by its background thread, its lease renewed by another
+        build all -> acquire all -> restore the newest good checkpoints -> begin
+        loop, every run's results written by its background thread, its lease renewed by another
+
+    A run that was rolled back is continued once the others have ended. When a call for several
+    models has failed, it is not known which are to blame, and the state of all is lost: all are
+    continued from their last checkpoints, one by one up to the step that failed, and together from
+    there on. That is done again only if it has left fewer of them.
     """
 
     def __init__(
@@ -67,6 +96,7 @@ class _Session:
         runs: Mapping[str, Spec],
         store: Store,
         places: Places,
+        *,
         reporter: Reporter,
         should_stop: ShouldStop,
         give_up: GiveUp,
@@ -74,29 +104,54 @@ class _Session:
         self._order, self._runs, self._store, self._places = order, runs, store, places
         self._reporter, self._should_stop, self._give_up = reporter, should_stop, give_up
         self._threads = 0
+        self._shared: Shared | None = None
+        self._built: dict[str, _Built] = {}
         self._attempts: dict[str, Attempt] = {}
+        self._apart_until, self._parted = 0, math.inf
+        self._failures: dict[str, BaseException] = {}
 
     def run(self, names: Sequence[str]) -> list[str]:
-        """Train these; the names of those that are to be continued by another attempt."""
+        """Train these; the names of those that are to be continued by another attempt.
+
+        Raises:
+            Interrupted: it was asked to stop.
+            PipefitError: it could not begin.
+        """
         self._threads = threads_of(self._store, [self._runs[name] for name in names])
         from pipefit import training
 
-        built = build(self._order, self._runs, names, self._places, self._threads)
-        self._attempts = {}
-        try:
-            limit = min(self._runs[name].train.step_timeout for name in names)
-            with Watchdog(limit, self._hangs) as watchdog:
-                courses = [
-                    self._begin(name, experiment, trainer, watchdog.alive)
-                    for name, (experiment, trainer) in built.items()
-                ]
-                training.Loop(courses, watchdog.alive).run()
-        except BaseException as error:
-            for attempt in self._attempts.values():
-                attempt.failed(error)
-            if not self._only_to_repeat(error):
-                raise
+        self._shared = self._shared or training.Shared(self._order.folders)
+        self._built, self._attempts = {}, {}
+        courses: list[Course] = []
+        limit = min(self._runs[name].train.step_timeout for name in names)
+        with Watchdog(limit, self._hangs, self._pulse) as watchdog:
+            try:
+                for name in names:
+                    self._build(name)
+                    watchdog.alive()
+                self._acquire(names)
+                courses += [self._begin(name, watchdog.alive) for name in names]
+                may_part = len(names) < self._parted
+                training.Loop(
+                    courses, watchdog.alive, apart_until=self._apart_until, may_part=may_part
+                ).run()
+            except training.CallFailed as error:
+                self._part(names, error)
+            except BaseException as error:
+                for attempt in self._attempts.values():
+                    attempt.failed(error)
+                stopped = isinstance(error, Interrupted) or not isinstance(error, Exception)
+                if stopped or not any(course.error for course in courses):
+                    raise
+        self._failures |= {course.name: course.error for course in courses if course.error}
         return [name for name, attempt in self._attempts.items() if attempt.to_repeat]
+
+    def raise_failures(self) -> None:
+        """Raise why runs have failed, once all have ended."""
+        if self._failures:
+            from pipefit.training import joined
+
+            raise joined(self._failures, len(self._runs))
 
     def run_order(self, name: str, data_digest: str | None = None) -> RunOrder:
         """What identifies a run in the store."""
@@ -120,25 +175,47 @@ class _Session:
             data_digest=data_digest,
         )
 
-    def _begin(self, name: str, experiment: Any, trainer: Any, alive: Callable[[], None]) -> Any:
-        """Become the owner of a run, and find where it continues."""
+    def _build(self, name: str) -> None:
+        one = build(
+            self._order, self._runs, [name], self._places, self._threads, shared=self._shared
+        )
+        experiment, trainer = one[name]
+        # Before the next model is built, which seeds everything anew: as if it were alone.
+        validators = {key: experiment.validator(key) for key in self._runs[name].validation}
+        self._built[name] = _Built(experiment, trainer, validators)
+
+    def _acquire(self, names: Sequence[str]) -> None:
+        """Become the owner of all runs, or of none."""
+        digests: dict[Any, str | None] = {}
+        try:
+            for name in names:
+                spec, feed = self._runs[name], self._built[name].trainer.feed
+                if feed not in digests:
+                    digests[feed] = _digest(feed.source)
+                order = self.run_order(name, digests[feed])
+                writer = self._store.acquire(order, this_process(), self._order.lease_seconds)
+                self._attempts[name] = Attempt(
+                    spec,
+                    order,
+                    writer,
+                    self._reporter,
+                    self._should_stop,
+                    alone=len(self._runs) == 1,
+                    rollbacks=_rollbacks(self._store, spec),
+                )
+        except Exception as error:
+            given_back = Interrupted(f"not begun, because another model could not be: {error}")
+            for attempt in self._attempts.values():
+                attempt.failed(given_back)
+            raise
+
+    def _begin(self, name: str, alive: Callable[[], None]) -> Course:
+        """Find where a run continues; if that fails, it fails alone."""
         from pipefit import training
 
-        spec = self._runs[name]
-        validators = {key: experiment.validator(key) for key in spec.validation}
-        order = self.run_order(name, _digest(trainer.feed.source))
-        writer = self._store.acquire(order, this_process(), self._order.lease_seconds)
-        rollbacks = _rollbacks(self._store, spec)
-        attempt = Attempt(
-            spec,
-            order,
-            writer,
-            self._reporter,
-            self._should_stop,
-            alone=len(self._runs) == 1,
-            rollbacks=rollbacks,
-        )
-        self._attempts[name] = attempt
+        spec, attempt = self._runs[name], self._attempts[name]
+        experiment, trainer, validators = self._built[name]
+        attempt.trainable = frozenset(f"model/{v.path}" for v in trainer.updates.trainable)
         course = training.Course(
             trainer=trainer,
             validators=validators,
@@ -150,25 +227,38 @@ class _Session:
             max_seconds=spec.train.max_time,
             alive=alive,
         )
-        start = attempt.restore(course)
-        best = attempt.begin(start)
-        course.best = _continued(best if start != NOTHING else None, experiment.worst())
-        if spec.train.rollback:
-            trainer.updates.rate_scale = spec.train.rollback.scale**rollbacks
-        attempt.trainable = frozenset(f"model/{v.path}" for v in trainer.updates.trainable)
-        facts, texts = training.description(experiment.network, trainer.updates)
-        diff = provenance.diff()
-        writer.describe(facts, {**texts, **({"program.diff": diff} if diff else {})})
+        try:
+            start = attempt.restore(course)
+            best = attempt.begin(start)
+            course.best = _continued(best if start != NOTHING else None, experiment.worst())
+            trainer.updates.rate_scale = attempt.rate_scale
+            facts, texts = training.description(experiment.network, trainer.updates)
+            diff = provenance.diff()
+            attempt.writer.describe(facts, {**texts, **({"program.diff": diff} if diff else {})})
+        except Exception as error:
+            course.close(error)
+        alive()
         return course
 
-    def _only_to_repeat(self, error: BaseException) -> bool:
-        """Whether all that has failed is to be continued by another attempt."""
-        failed = [attempt for attempt in self._attempts.values() if attempt.has_failed]
-        return bool(failed) and all(attempt.to_repeat for attempt in failed)
+    def _part(self, names: Sequence[str], error: CallFailed) -> None:
+        self._apart_until, self._parted = error.until, len(names)
+        logger.warning("%s", error)
+
+    def _pulse(self) -> object:
+        """Changes as long as streams are being read up to where they are continued."""
+        return [built.trainer.feed.skipped for built in list(self._built.values())]
 
     def _hangs(self, error: PipefitError) -> None:
-        for attempt in self._attempts.values():
-            attempt.give_up(error)
+        """Tell the database if it answers soon; then end the process."""
+        telling = [
+            threading.Thread(target=attempt.give_up, args=(error,), daemon=True)
+            for attempt in self._attempts.values()
+        ]
+        for thread in telling:
+            thread.start()
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        for thread in telling:
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._give_up(error)
 
 
@@ -178,10 +268,10 @@ def _digest(source: Any) -> str | None:
     return None if digest.startswith("none:") else digest
 
 
-def _rollbacks(store: Store, spec: Spec) -> int:
-    """How often the run was rolled back so far."""
+def _rollbacks(store: Store, spec: Spec) -> list[Mapping[str, Any]]:
+    """What the history says about how the run was rolled back so far."""
     history = store.run(spec.name, spec.collection).document()["history"]
-    return sum(event.get("event") == "rollback" for event in history)
+    return [event for event in history if event.get("event") == "rollback"]
 
 
 def _continued(stored: Best | None, worst: Best | None) -> Best | None:

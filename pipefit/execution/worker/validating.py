@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from pipefit.errors import PipefitError
 from pipefit.execution.order import Order
+from pipefit.execution.watchdog import Watchdog
 from pipefit.execution.worker.places import Places, threads_of
 from pipefit.records import Validation
 from pipefit.spec import Spec
@@ -16,12 +18,32 @@ from pipefit.store import Store
 logger = logging.getLogger("pipefit.run")
 
 
-def validate(order: Order, spec: Spec, store: Store, places: Places) -> None:
+def validate(
+    order: Order,
+    spec: Spec,
+    store: Store,
+    places: Places,
+    give_up: Callable[[PipefitError], None],
+) -> None:
     """Validate a committed checkpoint on one set, read only, and publish the numbers.
+
+    Args:
+        order: says which.
+        spec: of the run.
+        store: where it is.
+        places: where the model computes.
+        give_up: see `pipefit.execution.worker.perform`.
 
     Raises:
         PipefitError: whatever was refused or failed; nothing of it is published then.
     """
+    with Watchdog(spec.train.step_timeout, give_up) as watchdog:
+        _validate(order, spec, store, places, watchdog.alive)
+
+
+def _validate(
+    order: Order, spec: Spec, store: Store, places: Places, alive: Callable[[], None]
+) -> None:
     run = store.run(spec.name, spec.collection)
     checkpoint = run.checkpoint(order.step)
     threads = threads_of(store, [spec])
@@ -34,11 +56,12 @@ def validate(order: Order, spec: Spec, store: Store, places: Places) -> None:
     arrays = run.weights(order.step)
     training.State(experiment.network).restore(_weights(arrays, averaged=table.averaged))
     validator = experiment.validator(order.validation)
+    alive()
     wanted = bool(table.outputs)
     outputs = store.outputs_writer(spec.collection, spec.name, order.validation) if wanted else None
     begin = time.perf_counter()
     try:
-        found = validator.run(outputs.add if outputs else None)
+        found = validator.run(outputs.add if outputs else None, alive)
         manifest = outputs.close() if outputs else None
     except BaseException:
         if outputs:
