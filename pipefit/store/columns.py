@@ -15,6 +15,8 @@ texts of any length one after the other.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,10 +69,10 @@ class Column:
     dtype: str
     values: np.ndarray
 
-    @property
+    @functools.cached_property
     def step_bytes(self) -> int:
         """Bytes of one step; of texts, of the step that has the most."""
-        per_step = int(np.prod(self.values.shape[1:]))
+        per_step = math.prod(self.values.shape[1:])
         if self.values.dtype != object:
             return self.values.itemsize * per_step
         rows = self.values.reshape(len(self.values), per_step)
@@ -198,7 +200,7 @@ def unpacked(entry: Mapping[str, Any], data: bytes | bytearray, steps: int) -> n
 
 
 def _unpacked_texts(kind: str, data: bytes | bytearray, shape: Sequence[int]) -> np.ndarray:
-    count = int(np.prod(shape))
+    count = math.prod(shape)
     ends = np.frombuffer(data, _LENGTH, count=count).cumsum(dtype=np.int64).tolist()
     body = bytes(data[count * _LENGTH.itemsize :])
     if len(body) != (ends[-1] if ends else 0):
