@@ -126,7 +126,7 @@ class TrainStep:
         refuse_changed(unsaved)
         columns = dict(zip(self._trainer.columns, scalars.T, strict=True))
         further = {
-            name: np.stack([targets[name].numpy() for _, targets in self._rows])
+            name: tf.stack([targets[name] for _, targets in self._rows]).numpy()
             for name in self._rows[0][1]
         }
         return {**columns, **further}

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pipefit.errors import SpecError, TrainingError
+from pipefit.errors import PipefitError, SpecError, TrainingError
 from pipefit.training.callables import checked
 from pipefit.training.devices import Batch, Replicas, Slice
 from pipefit.training.meeting import stand_in
@@ -87,6 +87,8 @@ class Turns(Iterator[Batch]):
                 f"{self._where}: asked for more than the {self._read} batches of this call; end "
                 f"with them, as `for batch in iterator` does"
             ) from error
+        except PipefitError:
+            raise
         except Exception as error:
             error.add_note(f"(in {self._where}, after {self.done} steps of this call)")
             raise

@@ -231,7 +231,7 @@ class ValidationStep:
             total = float(np.sum(value.numpy(), dtype=np.float64))
             self._sums[name] = self._sums.get(name, 0.0) + total
         self.examples += examples
-        self._means.add({name: value.numpy() for name, value in targets.items()}, examples)
+        self._means.add({name: np.asarray(value) for name, value in targets.items()}, examples)
         arrays = {name: value.numpy() for name, value in outputs.items()}
         if self._sink is not None and arrays:
             self._sink(arrays)

@@ -154,9 +154,14 @@ def counting(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def assert_equal(got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
     """Bit for bit, except of what is measured."""
     got, expected = counting(got), counting(expected)
-    assert list(got) == list(expected)
-    different = [k for k in expected if got[k].tobytes() != expected[k].tobytes()]
-    assert not different
+    assert list(got) == list(expected), (list(got), list(expected))
+    different = [k for k in expected if bits(got[k]) != bits(expected[k])]
+    assert not different, different
+
+
+def bits(values: np.ndarray) -> Any:
+    """What makes two arrays the same; of texts (objects) the texts."""
+    return values.tolist() if values.dtype == object else values.tobytes()
 
 
 def assert_close(
