@@ -146,7 +146,9 @@ class Replicas:
         """Sum of per-device tensors."""
         if self.strategy is None:
             return values
-        return self.strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None)
+        # Else on the host, where TensorFlow adds up in another order if that is the first device.
+        with tf.device(self.names[0]):
+            return self.strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None)
 
     def joined(self, values: Any) -> tf.Tensor:
         """Per-device tensors of shape [slice, ...] as one [batch, ...], in the batch's order."""
