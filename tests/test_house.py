@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "archives": "errors settings",
     "store": "errors records settings",
     "data": "archives errors records refs settings spec",
-    "training": "errors records refs spec data",
+    "training": "archives errors records refs spec data",
     "report": "errors records",
     "execution": "archives errors records settings spec store",
     # The only file that joins what stores and what trains.

@@ -74,14 +74,19 @@ class Failures:
 def _told(error: tf.errors.OpError) -> PipefitError:
     """An error of TensorFlow with its reason first."""
     message = error.message
-    in_python = _IN_PYTHON.search(message)
-    found = in_python or _REASON.search(message)
-    reason = _PLACES.sub("", found[1] if found else message.split("\n")[0])
-    if not in_python:
+    reason = reason_of(error)
+    if not _IN_PYTHON.search(message):
         reason = f"{type(error).__name__}: {reason}"
     if _NEXT.search(message):
         return DataError(f"the data: {reason}\n{message}")
     return TrainingError(f"{reason}\n{message}")
+
+
+def reason_of(error: tf.errors.OpError) -> str:
+    """The line of an error of TensorFlow's that says what is wrong, without where."""
+    found = _IN_PYTHON.search(error.message) or _REASON.search(error.message)
+    line = found[1] if found else error.message.split("\n")[0]
+    return _PLACES.sub("", line).partition(" [Op:")[0]
 
 
 def explained(error: BaseException, what: str) -> Exception:

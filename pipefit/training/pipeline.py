@@ -25,6 +25,7 @@ from pipefit.data.sources import indexable
 from pipefit.training.augmenting import Augmentation, Batch, Change
 from pipefit.training.failures import Failures
 from pipefit.training.indexed import Indexed
+from pipefit.training.options import options
 from pipefit.training.readers import Readers
 from pipefit.training.streamed import Streamed
 from pipefit.training.streams import Iterated, Skip
@@ -112,7 +113,7 @@ class Feed:
             )
         batches = _with_options(batches.prefetch(self._prefetch), self._reading, threads)
         iterator: Iterator[Batch] = iter(self.waiting.measured(batches))
-        weakref.finalize(iterator, threads.close)
+        weakref.finalize(iterator, _end, weakref.ref(iterator), threads)
         return iterator
 
     def example(self) -> Batch:
@@ -198,6 +199,16 @@ def validation_batches(
     return Once(reading, batch_size, failures or Failures(), readers, prefetch)
 
 
+def _end(iterator: weakref.ref[Any], threads: Readers) -> None:
+    """What is done when an iterator goes, or when Python ends before it."""
+    threads.close()
+    left = iterator()
+    if left is not None:
+        # Python ends. TensorFlow would wait for ever for its threads, which wait for Python: so
+        # its part of the iterator goes now.
+        left._iterator_resource = None
+
+
 _Reading = Indexed | Iterated | Streamed
 
 
@@ -223,11 +234,11 @@ def _elements(specs: Mapping[str, FieldSpec], size: int) -> dict[str, tf.TensorS
 
 
 def _with_options(batches: tf.data.Dataset, reading: _Reading, threads: Readers) -> tf.data.Dataset:
-    options = tf.data.Options()
-    # Its sleeping thread can delay the end of a process by up to a minute, and it is not needed.
-    options.autotune.enabled = False
-    options.deterministic = True
+    chosen = options()
+    if isinstance(reading, Indexed):
+        # For them the graph is written out with all tensors in it: arrays would be copied.
+        chosen.experimental_optimization.apply_default_optimizations = False
     if reading.parallel:
         # Readers wait for disks and networks: there may be more of them than cores.
-        options.threading.private_threadpool_size = threads.count + 1
-    return batches.with_options(options)
+        chosen.threading.private_threadpool_size = threads.count + 1
+    return batches.with_options(chosen)

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from pipefit.data import Fields, FieldSpec
 from pipefit.errors import DataError
+from pipefit.training.failures import reason_of
+from pipefit.training.options import options
 from pipefit.training.readers import Readers
 from pipefit.training.streams import Skip, ended
 from pipefit.training.waiting import Waiting
@@ -131,10 +133,12 @@ class Streamed:
 
     def _read_first(self) -> Fields:
         try:
-            for example in self._source.batch(1).take(1):
+            for example in self._source.batch(1).take(1).with_options(options()):
                 return {name: value.numpy() for name, value in example.items()}
         except tf.errors.OpError as error:
-            raise DataError(f"{self.name}: cannot be read: {error.message}") from error
+            raise DataError(
+                f"{self.name}: cannot be read: {reason_of(error)}\n{error.message}"
+            ) from error
         raise DataError(f"{self.name} has no examples; at least one is needed")
 
 
