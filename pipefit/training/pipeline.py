@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from pipefit.data import FieldSpec, Source
@@ -37,6 +39,7 @@ Examples: TypeAlias = Source | Iterable[Mapping[str, Any]]
 
 __all__ = ["Batch", "Examples", "Failures", "Feed", "Once", "validation_batches"]
 
+_BYTES = np.dtype("S")
 #: A source may use so long to end what it does, when nothing of it is wanted any more.
 CLOSE_SECONDS = 2.0
 
@@ -220,7 +223,13 @@ def _reading(source: Any, declared: Mapping[str, str] | None) -> _Reading:
         reading = Iterated(source)
     else:
         reading = Indexed(source)
-    check_declared(reading.specs, declared_specs(declared or {}), reading.name)
+    specs = declared_specs(declared or {})
+    if isinstance(reading, Streamed):  # TensorFlow's strings are both
+        specs = {
+            k: replace(s, dtype=_BYTES if s.dtype.kind == "U" else s.dtype)
+            for k, s in specs.items()
+        }
+    check_declared(reading.specs, specs, reading.name)
     return reading
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,19 +54,17 @@ class Streamed:
             skip: how many examples to leave out.
             batch_size: examples per batch.
         """
-        counter = Waiting()
-        source = self._source
+        counter = Waiting()  # of batches, those that are skipped too
+        whole, rest = divmod(skip.count, batch_size)
+        batches = self._source.skip(rest).batch(batch_size, drop_remainder=True)
+        batches = counter.measured(batches).skip(whole)
         if not skip.over:
-            skipped = Waiting()
-            skip.progress = lambda: min(skipped.count(), skip.count)
-            source = skipped.measured(source).skip(skip.count)
-        batches = source.batch(batch_size, drop_remainder=True)
-        if not skip.over:
-            watch = threading.Thread(target=_tell, args=(skip, counter, threads), daemon=True)
-            watch.start()
+            skip.progress = lambda: min(rest + counter.count() * batch_size, skip.count)
+            tell = (skip, lambda: counter.count() > whole, counter, threads)
+            threading.Thread(target=_tell, args=tell, daemon=True).start()
 
         def end() -> Any:
-            raise ended(self.name, skip.count + counter.count() * batch_size, batch_size)
+            raise ended(self.name, rest + counter.count() * batch_size, batch_size)
 
         def ending(i: tf.Tensor) -> dict[str, tf.Tensor]:
             specs = batches.element_spec
@@ -81,7 +79,7 @@ class Streamed:
             }
 
         # Nothing is called per batch: that would cost more than small models do.
-        return counter.measured(batches).concatenate(tf.data.Dataset.range(1).map(ending))
+        return batches.concatenate(tf.data.Dataset.range(1).map(ending))
 
     def once(self, _: Readers, batch_size: int) -> tf.data.Dataset:
         """Every example once, in order; the last batch may be smaller.
@@ -142,11 +140,11 @@ class Streamed:
         raise DataError(f"{self.name} has no examples; at least one is needed")
 
 
-def _tell(skip: Skip, counter: Waiting, threads: Readers) -> None:
-    """Say when the first batch has come, which took as long as skipping."""
+def _tell(skip: Skip, over: Callable[[], bool], counter: Waiting, threads: Readers) -> None:
+    """Say when the first batch has come, and how long it took."""
     while not threads.closed.wait(_LOOK_SECONDS):
-        if counter.count():
-            skip.done(counter.longest())
+        if over():
+            skip.done(counter.seconds())
             return
 
 
