@@ -82,7 +82,8 @@ class State:
 
     def snapshot(self) -> dict[str, tf.Tensor]:
         """Copies of all variables as of now; later updates do not change them (copy on write)."""
-        return dict(zip(self.variables, self._copy(), strict=True))
+        # Called as it is, TensorFlow would warn of "retracing" in a process with several models.
+        return dict(zip(self.variables, self._copy.get_concrete_function()(), strict=True))
 
     def others(self, variables: Iterable[Any]) -> list[Any]:
         """Those of the variables that the state does not hold (nor constant learning rates)."""
