@@ -22,13 +22,14 @@ class CallFailed(TrainingError):
     All may continue from their last checkpoints, but for those to which the failure belongs.
 
     Attributes:
+        count: of the models that were called.
         until: it is not known to which it belongs, so up to this step they are to be called one by
             one; 0: it is known.
     """
 
-    def __init__(self, message: str, until: int):
+    def __init__(self, message: str, count: int, until: int):
         super().__init__(message)
-        self.until = until
+        self.count, self.until = count, until
 
 
 class Loop:
@@ -46,8 +47,8 @@ class Loop:
         courses: restored to where to continue.
         alive: is called after every call of the inner loop.
         apart_until: up to this step every course is called on its own, see `CallFailed`.
-        may_part: whether `CallFailed` may be raised; if not, a call for several that fails ends
-            all of them.
+        part_below: `CallFailed` may be raised, for less than so many models if it is not known to
+            which the failure belongs; 0: never. Otherwise a call that fails ends all of its models.
     """
 
     def __init__(
@@ -56,11 +57,11 @@ class Loop:
         alive: Callable[[], None] = lambda: None,
         *,
         apart_until: int = 0,
-        may_part: bool = False,
+        part_below: float = 0,
     ):
         self.courses = list(courses)
         self._alive = alive
-        self._apart_until, self._may_part = apart_until, may_part
+        self._apart_until, self._part_below = apart_until, part_below
         self._together = Together()
         self._pace = Pace()
         self._bytes = 0.0
@@ -126,16 +127,18 @@ class Loop:
             course.close(error)
         if len(guilty) == len(active):
             return
-        if not self._may_part:
-            raise error
         told = f"{type(error).__name__}: {error}".splitlines()[0]
-        if guilty:
-            raise CallFailed(f"went on without {_names(guilty)} after {told}", 0) from error
-        raise CallFailed(
-            f"a step after step {active[0].trainer.step} failed for one of {_names(active)}, went "
-            f"on one by one to see for which: {told}",
-            until,
-        ) from error
+        count = len(active)
+        if guilty and self._part_below:
+            told = f"went on without {_names(guilty)} after {told}"
+            raise CallFailed(told, count, 0) from error
+        if not guilty and count < self._part_below:
+            told = (
+                f"a step after step {active[0].trainer.step} failed for one of {_names(active)}, "
+                f"went on one by one to see for which: {told}"
+            )
+            raise CallFailed(told, count, until) from error
+        raise error
 
     def _fitting(self) -> int:
         return max(1, int(_CALL_BYTES / max(self._bytes, 1.0)))

@@ -107,7 +107,7 @@ class _Session:
         self._shared: Shared | None = None
         self._built: dict[str, _Built] = {}
         self._attempts: dict[str, Attempt] = {}
-        self._apart_until, self._parted = 0, math.inf
+        self._apart_until, self._part_below = 0, math.inf
         self._failures: dict[str, BaseException] = {}
 
     def run(self, names: Sequence[str]) -> list[str]:
@@ -131,12 +131,14 @@ class _Session:
                     watchdog.alive()
                 self._acquire(names)
                 courses += [self._begin(name, watchdog.alive) for name in names]
-                may_part = len(names) < self._parted
                 training.Loop(
-                    courses, watchdog.alive, apart_until=self._apart_until, may_part=may_part
+                    courses,
+                    watchdog.alive,
+                    apart_until=self._apart_until,
+                    part_below=self._part_below,
                 ).run()
             except training.CallFailed as error:
-                self._part(names, error)
+                self._part(error)
             except BaseException as error:
                 for attempt in self._attempts.values():
                     attempt.failed(error)
@@ -240,9 +242,11 @@ class _Session:
         alive()
         return course
 
-    def _part(self, names: Sequence[str], error: CallFailed) -> None:
-        self._apart_until, self._parted = error.until, len(names)
+    def _part(self, error: CallFailed) -> None:
         logger.warning("%s", error)
+        self._apart_until = error.until
+        if error.until:
+            self._part_below = error.count
 
     def _pulse(self) -> object:
         """Changes as long as streams are being read up to where they are continued."""
