@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -36,25 +36,59 @@ def stand_in() -> Iterator[None]:
     Raises:
         SpecError: inside, if a layer exchanges values with the other devices in another way.
     """
-    context = tf.distribute.get_replica_context()
-    merge_call = context.merge_call  # under every exchange
-
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        if not _here.meeting:
-            raise SpecError(
-                "model.devices: this layer exchanges values between the devices (all_reduce, "
-                "all_gather, or a variable with an aggregation), so every device needs an example, "
-                "but a batch, or a slice of it, has fewer; use fewer devices or a larger batch"
-            )
-        return merge_call(*args, **kwargs)
-
-    context.merge_call = guarded
     _here.stand_in = True
+    try:
+        with _refusing(
+            "model.devices: this layer exchanges values between the devices (all_reduce, "
+            "all_gather, or a variable with an aggregation), so every device needs an example, "
+            "but a batch, or a slice of it, has fewer; use fewer devices or a larger batch"
+        ):
+            yield
+    finally:
+        _here.stand_in = False
+
+
+def without_meeting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function to be compiled by XLA for one of several devices.
+
+    Raises:
+        SpecError: when it is called, if a layer exchanges values with the other devices.
+    """
+
+    def call(*args: Any) -> Any:
+        with _refusing(
+            "train.jit_compile = true: this layer exchanges values between the devices "
+            "(all_reduce, all_gather, or a variable with an aggregation), which XLA cannot amid a "
+            "pass; leave it out or set model.devices = 1"
+        ):
+            return function(*args)
+
+    return call
+
+
+@contextlib.contextmanager
+def _refusing(reason: str) -> Iterator[None]:
+    """Inside, every exchange between the devices but `sum_over_devices` raises SpecError."""
+    context = tf.distribute.get_replica_context()
+    names = ("merge_call", "all_reduce", "all_gather")  # on CPUs all are merge_call in the end
+
+    def guarded(exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not _here.meeting:
+                raise SpecError(reason)
+            return exchange(*args, **kwargs)
+
+        return call
+
+    before = {name: vars(context)[name] for name in names if name in vars(context)}
+    for name in names:
+        setattr(context, name, guarded(getattr(context, name)))
     try:
         yield
     finally:
-        _here.stand_in = False
-        del context.merge_call
+        for name in names:
+            delattr(context, name)
+        vars(context).update(before)
 
 
 def sum_over_devices(value: tf.Tensor) -> tf.Tensor:

@@ -14,7 +14,7 @@ from pipefit.records import TIMING
 from pipefit.training.added import AddedLosses
 from pipefit.training.devices import Batch, Replicas, Slice
 from pipefit.training.gradients import averaged, summed
-from pipefit.training.meeting import refuse_different, refuse_unweighted
+from pipefit.training.meeting import refuse_different, refuse_unweighted, without_meeting
 from pipefit.training.normalisation import synchronise, training_statistics
 from pipefit.training.objective import Forward, Objective
 from pipefit.training.pipeline import Feed
@@ -89,7 +89,10 @@ class Trainer:
         self._added = AddedLosses(objective.model, replicas.count)
         self.columns = ("loss", *objective.metrics, *updates.rate_columns, *self._norm_columns())
         compiled = _compiled if jit_compile else _as_it_is
-        self._gradients = compiled(self._slice_gradients)
+        apart = jit_compile and replicas.count > 1
+        self._gradients = compiled(
+            without_meeting(self._slice_gradients) if apart else self._slice_gradients
+        )
         # Over several devices an update calls all of them, which XLA cannot.
         self._apply = compiled(self._update) if replicas.count == 1 else self._update
         self._alone: Any = None
