@@ -6,7 +6,6 @@ FieldSpec(shape=(8, 8, 1), dtype=dtype('float32'))
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipefit.errors import DataError
-from pipefit.refs import show, unknown
+from pipefit.refs import show
+from pipefit.spec import parse_field
 
 Fields = dict[str, npt.NDArray[Any]]
-
-_NUMBERS = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-)
-_TEXTS = ("str", "bytes")
-_DECLARED = re.compile(r"\s*(\w+)\s*(?:\[([\d\s,]*)\])?\s*")
 
 
 @dataclass(frozen=True)
@@ -109,31 +102,19 @@ def declared_specs(texts: Mapping[str, str]) -> dict[str, FieldSpec]:
     """Read declarations of fields, such as those of `[data.NAME] fields`.
 
     Args:
-        texts: by field, a dtype with the shape of one example: "float32[8,8,1]"; "int64[]" or
-            "int64" for single numbers; "str" and "bytes" for texts and bytes.
+        texts: by field, what `pipefit.spec.parse_field` reads: "float32[8,8,1]", "int64[]", "str".
 
     Raises:
         DataError: naming the field and what is wrong.
     """
     specs = {}
     for name, text in texts.items():
-        found = _DECLARED.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
-            raise DataError(
-                f"fields.{name} = {show(text)}: must be a dtype with the shape of one example, "
-                'such as "float32[8,8,1]", "int64[]" or "str"'
-            )
-        word, shape = found[1], found[2] or ""
-        if word not in (*_NUMBERS, *_TEXTS):
-            problem = unknown("unknown dtype", word, (*_NUMBERS, *_TEXTS))
-            raise DataError(f"fields.{name} = {show(text)}: {problem}")
         try:
-            sizes = tuple(int(size) for size in shape.split(",")) if shape.strip() else ()
-        except ValueError:
-            raise DataError(
-                f"fields.{name} = {show(text)}: the shape must be numbers with commas between them"
-            ) from None
-        specs[name] = FieldSpec(sizes, np.dtype(word))
+            word, shape = parse_field(text)
+        except (TypeError, ValueError) as error:
+            rule = error if isinstance(text, str) else "must be a text"
+            raise DataError(f"fields.{name} = {show(text)}: {rule}") from error
+        specs[name] = FieldSpec(shape, np.dtype(word))
     return specs
 
 

@@ -11,7 +11,7 @@ from pipefit.errors import DataError
     ("text", "shape", "dtype"),
     [
         ("float32[8,8,1]", (8, 8, 1), "float32"),
-        (" uint8 [ 3 , 4 ] ", (3, 4), "uint8"),
+        ("uint8[3, 4]", (3, 4), "uint8"),
         ("int64[]", (), "int64"),
         ("int64", (), "int64"),
         ("bool[2]", (2,), "bool"),
@@ -28,12 +28,12 @@ def test_declarations(text, shape, dtype):
     [
         ("flaot32[8]", r"unknown dtype, nearest allowed is 'float32' \(allowed: bool, int8"),
         ("object", "unknown dtype"),
-        ("float32[8,]", "the shape must be numbers"),
-        ("float32[-1]", "must be a dtype with the shape of one example, such as"),
-        ("float32(8)", "must be a dtype with the shape"),
-        ("", "must be a dtype with the shape"),
-        (3, "must be a dtype with the shape"),
-        (None, "must be a dtype with the shape"),
+        ("float32[8,]", r'must be dtype\[shape\], such as "float32\[8,8,1\]"'),
+        ("float32[-1]", "must be dtype"),
+        ("float32(8)", "must be dtype"),
+        ("", "must be dtype"),
+        (3, "must be a text"),
+        (None, "must be a text"),
     ],
 )
 def test_wrong_declarations(text, problem):
