@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ import tensorflow as tf
 from pipefit import refs
 from pipefit.errors import SpecError
 from pipefit.records import Best
-from pipefit.spec import Builder, Data, Optimizer, Spec, ValidationSet
+from pipefit.spec import Builder, Data, Spec, ValidationSet
 from pipefit.spec.sections.sources import with_archives
 from pipefit.training.callables import checked
 from pipefit.training.devices import Replicas
 from pipefit.training.freezing import freeze
-from pipefit.training.gradients import Clip
 from pipefit.training.objective import (
     Objective,
     PerExample,
@@ -28,10 +28,10 @@ from pipefit.training.objective import (
     per_example,
     sparse_softmax_cross_entropy,
 )
+from pipefit.training.optimizers import built_optimizer, built_rate, part_of
 from pipefit.training.own_loops import TrainLoop
 from pipefit.training.pipeline import Feed
 from pipefit.training.precision import precision
-from pipefit.training.rates import Group
 from pipefit.training.schedule import Schedule
 from pipefit.training.stopping import EarlyStop
 from pipefit.training.targets import Target, Targets
@@ -84,8 +84,14 @@ class Experiment:
     use the same model, loss and metrics; which of the two it is, is told by `targets`' mode and by
     Keras' argument `training`.
 
-    Making one seeds Python, NumPy and TensorFlow, starts Keras' layer names from the beginning and,
-    unless `train.deterministic` is false, switches TensorFlow to deterministic ops for good.
+    Making one seeds Python, NumPy and TensorFlow, starts Keras' layer names from the beginning,
+    makes the folder of the file importable and, unless `train.deterministic` is false, switches
+    TensorFlow to deterministic ops for good. So without Luigi, and without a database:
+
+        spec = pipefit.read_spec("configs/drawing.toml")
+        experiment = Experiment(spec, {"digits": folder})
+        trainer = experiment.trainer()
+        trainer.run(10)["loss"], experiment.validator("test").run().metrics
 
     Args:
         spec: the experiment, with one model (see `pipefit.spec.Spec.runs`).
@@ -112,6 +118,7 @@ class Experiment:
         self._shared = shared or Shared(folders or {})
         self._rate_scale = rate_scale
         self._updates: Updates | None = None
+        sys.path[:0] = [path for path in spec.import_paths() if path not in sys.path]
         keras.utils.clear_session()
         keras.utils.set_random_seed(spec.seed % 2**32)  # NumPy takes no more
         if spec.train.deterministic:
@@ -138,18 +145,23 @@ class Experiment:
     def learning_rate(self) -> Any:
         """The learning rate of [optimizer]: a number or a schedule; None: the optimizer's own."""
         rate = self.spec.optimizer.learning_rate if self.spec.optimizer else None
-        return _rate(rate, "optimizer.learning_rate")
+        return built_rate(rate, "optimizer.learning_rate")
 
     def optimizer(self) -> keras.optimizers.Optimizer | dict[str, keras.optimizers.Optimizer]:
         """The optimizer, or those of [optimizers] by name."""
         parts = self.spec.optimizer_parts
         if "" in parts:
-            return _build_optimizer(parts[""], self.learning_rate(), "optimizer")
+            return built_optimizer(parts[""], self.learning_rate(), "optimizer")
+        if type(self).learning_rate is not Experiment.learning_rate:
+            raise SpecError(
+                f"{type(self).__name__}.learning_rate(): is for [optimizer], but the file has the "
+                f"tables [optimizers.*] ({', '.join(parts)}); override optimizer() instead"
+            )
         built = {}
         for name, table in parts.items():
             where = f"optimizers.{name}"
-            rate = _rate(table.learning_rate, f"{where}.learning_rate")
-            built[name] = _build_optimizer(table, rate, where)
+            rate = built_rate(table.learning_rate, f"{where}.learning_rate")
+            built[name] = built_optimizer(table, rate, where)
         return built
 
     def targets(self, mode: str) -> dict[str, Target]:
@@ -233,12 +245,13 @@ class Experiment:
         """
         table = self.spec.validation[name]
         where = f"validation.{name}"
-        self._check_outputs(table, where)
         data = self.spec.data_of(name)
         averages = self._updates.average_values() if table.averaged and self._updates else None
         targets = {**self.targets("validation"), **_built(table.targets, f"{where}.targets")}
         own = refs.build(table.loop.call, f"{where}.loop") if table.loop else None
         loop = self.validation_loop() if own is None else own
+        if loop is None:  # else it decides what the outputs are
+            self._check_outputs(table, where)
         default = {"accuracy": per_example(accuracy(), where)} if self._default_loss() else {}
         return Validator(
             objective=Objective(
@@ -305,7 +318,7 @@ class Experiment:
                 f"optimizer(): gave optimizers named {sorted(optimizers)}, "
                 f"the file has tables for {sorted(tables)}"
             )
-        return [_part(name, optimizers[name], table) for name, table in tables.items()]
+        return [part_of(name, optimizers[name], table) for name, table in tables.items()]
 
     def _check_outputs(self, table: ValidationSet, where: str) -> None:
         for output in table.outputs:
@@ -338,37 +351,6 @@ def _built(tables: Mapping[str, Builder], where: str) -> dict[str, Any]:
 
 def _loop(loop: Any, where: str, arguments: tuple[str, ...]) -> Any:
     return None if loop is None else checked(loop, where, arguments)
-
-
-def _rate(rate: float | Builder | None, where: str) -> Any:
-    return refs.build(rate.call, where) if isinstance(rate, Builder) else rate
-
-
-def _build_optimizer(table: Optimizer, rate: Any, where: str) -> keras.optimizers.Optimizer:
-    extra = {} if rate is None else {"learning_rate": rate}
-    call = refs.Call(table.builder, table.arguments)
-    built: keras.optimizers.Optimizer = refs.build(call, where, **extra)
-    return built
-
-
-def _part(name: str, optimizer: keras.optimizers.Optimizer, table: Optimizer) -> Part:
-    where = f"optimizers.{name}" if name else "optimizer"
-    groups = [
-        Group(
-            match=group.match,
-            scale=1.0 if group.scale is None else group.scale,
-            learning_rate=_rate(group.learning_rate, f"{where}.groups[{i}].learning_rate"),
-        )
-        for i, group in enumerate(table.groups)
-    ]
-    return Part(
-        optimizer=optimizer,
-        name=name,
-        match=getattr(table, "match", None),
-        clip=Clip(**table.clip.table()) if table.clip else None,
-        groups=tuple(groups),
-        weight_decay_on=table.weight_decay_on,
-    )
 
 
 def experiment_class(spec: Spec) -> type[Experiment]:

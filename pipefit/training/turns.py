@@ -63,16 +63,25 @@ class Turns(Iterator[Batch]):
                 f"{self._where}: step was called {self.done + 1} times with {self._read} batches "
                 f"read; call it once with every batch"
             )
-        fields = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
-        for name, value in fields.items():
-            if value.shape.rank == 0 or value.shape[0] != self._examples:
-                raise SpecError(
-                    f"{self._where}: field {name!r} given to step has shape {value.shape}, but the "
-                    f"batch has {self._examples} examples: devices get slices of every field, so "
-                    f"it needs one row for each (tf.fill([{self._examples}], value), say)"
-                )
+        fields = self.rows(batch, "field")
         self.done += 1
         return fields
+
+    def rows(self, values: Mapping[str, Any], kind: str) -> Batch:
+        """Values as tensors, which have one row for each example of the batch.
+
+        Raises:
+            SpecError: naming one that has not.
+        """
+        tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+        for name, value in tensors.items():
+            if value.shape.rank == 0 or value.shape[0] != self._examples:
+                raise SpecError(
+                    f"{self._where}: {kind} {name!r} given to step has shape {value.shape}, but "
+                    f"the batch has {self._examples} examples: devices get slices of everything, "
+                    f"so it needs one row for each (tf.fill([{self._examples}], value), say)"
+                )
+        return tensors
 
     def call(self, loop: Callable[..., object], *arguments: object) -> None:
         """Call the loop, and check that it has done its part.

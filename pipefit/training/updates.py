@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,10 @@ class Updates:
         """Variables that never change in a step and are not state: constant learning rates."""
         return [self._rate_scale, *(v for part in self._parts for v in part.constants)]
 
+    def describe(self) -> list[dict[str, Any]]:
+        """Of every part, as plain values: its table, its optimizer, and how much it updates."""
+        return [part.describe() for part in self._parts]
+
     def rates(self) -> list[tf.Tensor]:
         """The learning rates of the next step, float32 scalars in the order of `rate_columns`."""
         return [rate for part in self._parts for rate in part.rates()]
@@ -195,6 +200,14 @@ class _BoundPart:
         adapt(part.optimizer, variables, self._rates)
         column = f"learning_rate/{part.name}" if part.name else "learning_rate"
         self.rate_columns = [column, *(f"{column}/{group.match}" for group in part.groups)]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "table": self.where,
+            "type": type(self._optimizer).__name__,
+            "variables": len(self._variables),
+            "parameters": sum(math.prod(v.shape) for v in self._variables),
+        }
 
     @property
     def constants(self) -> list[Any]:

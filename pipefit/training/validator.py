@@ -22,6 +22,9 @@ from pipefit.training.state import Arrays, State, refuse_unsaved_random, to_nump
 from pipefit.training.targets import Means, Targets, refuse_taken
 from pipefit.training.turns import Traced, Turns, on_devices
 
+#: Before the names of outputs that travel among the fields.
+_GIVEN = "outputs/"
+
 #: Is called with each batch's wanted outputs, dicts of arrays [examples, ...].
 Sink = Callable[[dict[str, np.ndarray[Any, Any]]], None]
 
@@ -116,9 +119,12 @@ class Validator:
             batch = next(iter(self._dataset))
             return self._rehearse(batch) if self._to_rehearse else self._over(iter([batch]))
 
-    def evaluate(self, batch: Batch, forward: Forward | None) -> tuple[Batch, Batch, Batch]:
-        """A batch's values, wanted outputs and targets."""
-        return self._batches(forward, batch)  # type: ignore[no-any-return]
+    def evaluate(
+        self, batch: Batch, forward: Forward | None, outputs: Batch
+    ) -> tuple[Batch, Batch, Batch]:
+        """A batch's values, wanted outputs and targets; see `ValidationStep`."""
+        given = {_GIVEN + name: value for name, value in outputs.items()}
+        return self._batches(forward, {**batch, **given})  # type: ignore[no-any-return]
 
     def call(self, function: Forward, fields: Batch) -> Batch:
         """See `ValidationStep.call`."""
@@ -159,12 +165,16 @@ class Validator:
         values = {k: joined(v) for k, v in values.items()}
         outputs = {k: joined(v) for k, v in outputs.items()}
         wanted = {name: outputs[name] for name in self.outputs}
-        targets = self.targets(batch, outputs)
+        targets = self.targets(_parted(batch)[0], outputs)
         refuse_taken(values, targets)
         return values, wanted, targets
 
     def _replica(self, slices: list[Slice], forward: Forward | None) -> tuple[Batch, Batch]:
-        values, outputs = self.objective(*slices[0], training=False, forward=forward)
+        fields, given = _parted(slices[0].fields)
+        spare, spare_given = _parted(slices[0].spare)
+        if given:
+            forward = lambda model, used: given if used is fields else spare_given  # noqa: E731
+        values, outputs = self.objective(fields, spare, training=False, forward=forward)
         missing = [name for name in self.outputs if name not in outputs]
         if missing:
             raise SpecError(
@@ -210,21 +220,25 @@ class ValidationStep:
         self._means = Means()
 
     def __call__(
-        self, batch: Mapping[str, Any], forward: Forward | None = None
+        self, batch: Mapping[str, Any], outputs: Mapping[str, Any] | Forward | None = None
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Evaluate a batch.
 
         Args:
             batch: what the iterator gave; fields may be added or changed, with one row for each
                 example.
-            forward: f(model, fields) -> outputs, called in place of the model, on every device
-                with its slice of the batch. It is compiled when it is met for the first time.
+            outputs: what the loop has made of it, in place of the model's outputs; or a function
+                f(model, fields) -> outputs, called on every device with its slice of the batch
+                (and compiled when it is met for the first time).
 
         Returns:
             The wanted outputs, arrays [examples, ...].
         """
         fields = self._turns.take(batch)
-        values, outputs, targets = self._validator.evaluate(fields, forward)
+        given, forward = (outputs, None) if isinstance(outputs, Mapping) else ({}, outputs)
+        values, wanted, targets = self._validator.evaluate(
+            fields, forward, self._turns.rows(given, "output")
+        )
         examples = 0
         for name, value in values.items():
             examples = value.shape[0]
@@ -232,7 +246,7 @@ class ValidationStep:
             self._sums[name] = self._sums.get(name, 0.0) + total
         self.examples += examples
         self._means.add({name: np.asarray(value) for name, value in targets.items()}, examples)
-        arrays = {name: value.numpy() for name, value in outputs.items()}
+        arrays = {name: value.numpy() for name, value in wanted.items()}
         if self._sink is not None and arrays:
             self._sink(arrays)
         self._alive()
@@ -269,6 +283,13 @@ def each_batch(step: ValidationStep, iterator: Iterator[Batch]) -> None:
     """The loop that does nothing of its own."""
     for batch in iterator:
         step(batch)
+
+
+def _parted(fields: Batch) -> tuple[Batch, Batch]:
+    """Fields and, among them, the outputs that a loop has given."""
+    given = {name: value for name, value in fields.items() if name.startswith(_GIVEN)}
+    rest = {name: value for name, value in fields.items() if name not in given}
+    return rest, {name.removeprefix(_GIVEN): value for name, value in given.items()}
 
 
 def _check(graph: Any) -> None:
