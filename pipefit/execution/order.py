@@ -27,9 +27,9 @@ class Order:
     """Everything a worker needs; plain data.
 
     Attributes:
-        kind: "train" every run of the spec to its end, "validate" one set at one step of one run,
-            or, without any database, "fast_dev_run" one step of everything, or "describe" the
-            models.
+        kind: "train" every run of the spec to its end, "validate" one set at one step of a spec
+            with one model, or, without any database, "fast_dev_run" one step of everything, or
+            "describe" the models.
         spec: the resolved experiment, as `Spec.to_json` writes it.
         uri: of the database, with its password: orders go through a pipe and are never logged.
         folders: where the archives are (a folder of the unpacked files, or the file), by their name
@@ -37,7 +37,6 @@ class Order:
         import_paths: folders in which the user's own modules are looked for.
         allow_change: see `pipefit.records.RunOrder`.
         lease_seconds: how long a silent owner keeps a run.
-        model: which of several models to validate; empty if the spec has but one.
         validation: the set to validate.
         step: the step to validate.
         program: what started it, for the run's document.
@@ -50,7 +49,6 @@ class Order:
     import_paths: tuple[str, ...] = ()
     allow_change: tuple[str, ...] = ()
     lease_seconds: float = 60.0
-    model: str = ""
     validation: str = ""
     step: int = 0
     program: Mapping[str, Any] = field(default_factory=dict)

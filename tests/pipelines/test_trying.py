@@ -48,6 +48,15 @@ def net(units=2, scale=1.0):
     return keras.Model(x, keras.layers.Dense(units, name="out")(y), name="net")
 """
 
+MINE = """
+import tensorflow as tf
+from pipefit.training import Experiment
+
+class Mine(Experiment):
+    def loss(self):
+        return lambda labels, y_pred: tf.square(y_pred[:, 0] - tf.cast(labels, tf.float32))
+"""
+
 #: A database that nobody reaches: whoever asked it would fail.
 NOWHERE = "mongodb://127.0.0.1:1/x?serverSelectionTimeoutMS=200"
 
@@ -57,6 +66,7 @@ def lab(shared_job, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     (folder / "two.toml").write_text(CONFIG)
     (folder / "lab.py").write_text(LAB)
+    (folder / "mine.py").write_text(MINE)
     made = shared_job("two.toml", cwd=folder, name="two", collection="tried")
     made.reachable = made.environment
     made.environment = {**made.environment, "PIPEFIT_MONGO_URI": NOWHERE}
@@ -83,6 +93,8 @@ def test_a_fast_dev_run_does_one_step_of_everything_and_needs_no_database(lab, w
          r"two/b: the loss of the first step is (inf|[\d.]+e\+\d+); look at the data"),
         ({"models.b.unit": 3}, r"models.b.unit = 3: unknown argument of lab:net"),
         ({"validation.test.outputs": '["logit"]'}, r"has no output 'logit'; it has out"),
+        ({"experiment": "mine:Mine", "save.best": '{ metric = "test/accuracy", mode = "max" }'},
+         r"save.best.metric = 'test/accuracy': no such metric is validated; there are test/loss"),
     ],
 )  # fmt: skip
 def test_what_would_fail_later_fails_now(lab, changes, told):

@@ -74,12 +74,17 @@ def fast_dev_run(
             log = RunLog(logger, spec.name if len(runs) > 1 else "")
             _check_loss(spec, float(numbers["loss"][0]))
             _check_state(spec, trainer)
-            # How long the first step takes says nothing: it was compiled.
-            told = {k: v[0] for k, v in numbers.items() if v.ndim == 1 and k not in TIMING}
-            log.info("one step: %s", _text(told))
+            log.info("one step: %s", _text(_told(numbers)))
             for validation in spec.validation:
                 watchdog.alive()
                 _validate(spec, experiment, validation, log)
+
+
+def _told(numbers: Mapping[str, Any]) -> dict[str, float]:
+    """What was recorded of the first step, of what is a number."""
+    # How long it took says nothing: it was compiled.
+    shown = {name: column for name, column in numbers.items() if name not in TIMING}
+    return {k: v[0] for k, v in shown.items() if v.ndim == 1 and v.dtype.kind in "biuf"}
 
 
 def _check_loss(spec: Spec, loss: float) -> None:
