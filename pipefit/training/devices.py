@@ -17,6 +17,9 @@ from pipefit.errors import DeviceError
 
 Batch = dict[str, tf.Tensor]
 
+#: The devices of this process that sum by NCCL.
+_group: list[str] = []
+
 
 class Slice(NamedTuple):
     """What one device gets of a batch, or of a part of it.
@@ -73,8 +76,8 @@ class Replicas:
         self.count = len(chosen)
         self.strategy: tf.distribute.Strategy | None = None
         if self.count > 1:
+            own = None if alone and _have_nccl(self.names) else tf.distribute.ReductionToOneDevice()
             # Not HierarchicalCopyAllReduce: of 3, 5, ... devices it leaves out the last.
-            own = None if kind == "gpu" and alone else tf.distribute.ReductionToOneDevice()
             self.strategy = tf.distribute.MirroredStrategy(self.names, cross_device_ops=own)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -155,6 +158,18 @@ class Replicas:
         if self.strategy is None:
             return values
         return tf.concat(self.strategy.experimental_local_results(values), axis=0)
+
+
+def _have_nccl(names: list[str]) -> bool:
+    """Whether these devices sum by NCCL: GPUs, if no others did so in this process before.
+
+    TensorFlow can form one group only; a second one breaks both until the process ends.
+    """
+    if "GPU" not in names[0]:
+        return False
+    if not _group:
+        _group.extend(names)
+    return _group == names
 
 
 def start(kind: str, count: int, threads: int | None = None) -> list[str]:

@@ -62,7 +62,7 @@ def convnet(
     x = images
     for i, channels in enumerate(filters, 1):
         x = keras.layers.Conv2D(channels, 3, padding="same", use_bias=False, name=f"conv{i}")(x)
-        x = keras.layers.BatchNormalization(synchronized=True, name=f"norm{i}")(x)
+        x = keras.layers.BatchNormalization(name=f"norm{i}")(x)
         x = keras.layers.ReLU(name=f"relu{i}")(x)
         if i < len(filters):
             x = keras.layers.MaxPooling2D(name=f"pool{i}")(x)

@@ -18,8 +18,8 @@ from training_helpers import (
 )
 
 from pipefit.data import Arrays
-from pipefit.errors import DeviceError, SpecError
-from pipefit.training import Clip, Replicas
+from pipefit.errors import DeviceError
+from pipefit.training import Clip, Replicas, devices
 from pipefit.training.objective import accuracy
 
 MANY = pytest.mark.parametrize("devices", [2, 3, 4])
@@ -206,6 +206,14 @@ class TestChosenDevices:
             ]
 
         assert [int(v) for v in all_at_once({"x": tf.range(10)})] == [45, 45, 45]
+
+
+def test_one_group_of_gpus_of_a_process_sums_by_nccl(monkeypatch):
+    """No GPU is needed to see which: TensorFlow fails at a second group."""
+    monkeypatch.setattr(devices, "_group", [])
+    first, other = (["/device:GPU:0", f"/device:GPU:{i}"] for i in (1, 2))
+    wanted = [["/device:CPU:0", "/device:CPU:1"], first, other, first]
+    assert [devices._have_nccl(names) for names in wanted] == [False, True, False, True]
 
 
 class TestRefused:
