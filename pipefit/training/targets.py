@@ -64,8 +64,8 @@ def _recordable(value: Any, what: str) -> tf.Tensor:
         raise SpecError(f"{what} is {type(value).__name__}, not a tensor: {error}") from error
     if not tensor.shape.is_fully_defined():
         raise SpecError(
-            f"{what} has shape {tensor.shape}: every step must give the same shape; pad it, or "
-            f"reduce it to fewer dimensions"
+            f"{what} has shape {tensor.shape}: every step must give the same shape; pad it, reduce "
+            f"it to fewer dimensions, or, if it is always the same, say so by tf.ensure_shape"
         )
     kind = tensor.dtype
     if kind == tf.bfloat16:  # NumPy has no such type
