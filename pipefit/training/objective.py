@@ -150,7 +150,7 @@ class Objective:
             return self._values(fields, training, forward)
         with stand_in():
             values, outputs = self._values(spare, training, forward)
-        return {k: v[:0] for k, v in values.items()}, {k: v[:0] for k, v in outputs.items()}
+        return _without_rows(values), _without_rows(outputs)
 
     def _values(
         self, fields: Tensors, training: bool, forward: Forward | None
@@ -164,6 +164,10 @@ class Objective:
         for name, metric in self.metrics.items():
             values[name] = metric(fields, outputs)
         return values, outputs
+
+
+def _without_rows(tensors: Tensors) -> dict[str, tf.Tensor]:
+    return {name: tensor[:0] if tensor.shape.rank else tensor for name, tensor in tensors.items()}
 
 
 def model_inputs(model: keras.Model, fields: Tensors) -> Any:

@@ -110,6 +110,19 @@ def test_losses_of_a_single_example_by_hand():
     np.testing.assert_allclose(weights(trainer)["d/kernel"][:, 0], kernel, atol=1e-6)
 
 
+def test_an_output_of_the_whole_slice_is_in_nobodys_way():
+    def model():
+        x = keras.Input((6,), name="x")
+        y = L.Dense(3, name="b")(x)
+        return keras.Model(x, {"logits": y, "scale": keras.ops.mean(y)})
+
+    one, two = (
+        make_trainer(model, loss=lambda logits: logits[:, 0], devices=n, batch=1).run(2)["loss"]
+        for n in (1, 2)
+    )
+    np.testing.assert_allclose(two, one, rtol=1e-6)
+
+
 def test_targets_get_the_rows_of_the_batch_alone():
     seen = {"t": lambda inputs, outputs, mode: {"logits": outputs["logits"]}}
     one, four = (
