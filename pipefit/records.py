@@ -201,6 +201,25 @@ class CheckpointInfo:
 
 
 @dataclass(frozen=True)
+class ClosedLine:
+    """What a rewind took out of a run: the steps after `start`, as they had been trained.
+
+    Attributes:
+        number: 1 for the first rewind of the run.
+        start: the step to which the run was rewound.
+        step: the newest step that was committed then.
+        closed: when (UTC).
+        checkpoints: of the steps after `start`, by step.
+    """
+
+    number: int
+    start: int
+    step: int
+    closed: datetime
+    checkpoints: tuple[CheckpointInfo, ...] = ()
+
+
+@dataclass(frozen=True)
 class MetricBlock:
     """Metrics, and other values, of consecutive steps.
 

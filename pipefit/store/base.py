@@ -9,6 +9,7 @@ from pipefit.records import (
     Attempt,
     Best,
     CheckpointInfo,
+    ClosedLine,
     Ended,
     Lease,
     MetricBlock,
@@ -112,8 +113,8 @@ class RunWriter(Protocol):
     def retain(self, kept: Mapping[str, frozenset[str]]) -> list[CheckpointInfo]:
         """Keep only these checkpoint ids (with their new kinds); return those removed.
 
-        The newest committed checkpoint is never removed. An id that is none of the run's raises
-        `NotFound`, and nothing is removed.
+        The newest committed checkpoint is never removed, nor are those of closed lines. An id that
+        is none of the run's raises `NotFound`, and nothing is removed.
         """
 
     def end(
@@ -144,6 +145,12 @@ class RunReader(Protocol):
 
     def attempts(self) -> list[Attempt]:
         """All attempts, oldest first."""
+
+    def lines(self) -> list[ClosedLine]:
+        """What rewinds took out of the run (`Store.rewind`), oldest first."""
+
+    def line(self, number: int) -> RunReader:
+        """Reads the run as it was before the rewind that closed this line. Raises `NotFound`."""
 
     def metrics(self) -> pd.DataFrame:
         """One row per step (index "step"), one column per metric; missing values are NaN.
@@ -289,6 +296,19 @@ class Store(Protocol):
             RunOwned: another owner holds the lease (the message says who and until when).
             IdentityMismatch: the run of this name is another experiment, or was trained on other
                 data; shows the difference.
+        """
+
+    def rewind(self, collection: str, name: str, step: int) -> CheckpointInfo:
+        """Make a committed checkpoint the newest of its run, in one act.
+
+        Later steps belong to a closed line from then on (`RunReader.lines`): their metrics,
+        validations, outputs, summaries, artifacts and checkpoints no longer count, but stay until
+        the run is deleted. The best so far is that of the checkpoint, the run is INTERRUPTED and no
+        longer `ended`, and its history tells of it. Whoever owned the run is refused from then on.
+
+        Raises:
+            RunOwned: another process owns the run.
+            NotFound: the run keeps no checkpoint of that step (the message says of which).
         """
 
     def outputs_writer(self, collection: str, name: str, set_name: str) -> OutputsWriter:

@@ -13,10 +13,14 @@ A run's document (`<c>.runs`) has the run's name as its `_id` and stays small ho
     described                       {model: JSON text, artifacts: [{name, file, size, sha256}]}
     history                         [{time, fence, changes: [{key, old, new}]}], and what `note`
                                     says: [{time, fence, number, ...}], counted per attempt
+    closed                          [{time, fence, start, line, committed, best, ended}], what
+                                    rewinds took out of the run; absent before the first
 
-A record (`<c>.records`) has run, kind, name, step and fence, is unique by the first four, and is
-replaced, never changed. `name` is the set of a validation, the id of a checkpoint or of outputs,
-the name of an artifact, else "". `step` of an attempt is its fence.
+A record (`<c>.records`) has run, kind, name, step and fence, is unique by the first four and by
+branch, and is replaced, never changed. `name` is the set of a validation, the id of a checkpoint
+or of outputs, the name of an artifact, else "". `step` of an attempt is its fence. `branch` says
+how many rewinds there were before the attempt that made it, or, of an artifact, before it; it is
+absent for none.
 
     kind            written by              counts if
     metrics         write_metrics           the line says so (`records.counts`)
@@ -24,14 +28,18 @@ the name of an artifact, else "". `step` of an attempt is its fence.
     checkpoint      commit                  ... and its step is committed
     validated       commit_validation       ... and its step is committed
     summary         write_summary           ... and its step is committed
-    attempt, artifact, outputs              always; outputs are seen when a `validated` names them
+    artifact            put_artifact        no rewind since has gone to a step before its own
+    attempt, outputs                        always; outputs are seen when a `validated` names them
+
+A rewind to step n is a fence that no attempt has, which continued after n and did nothing. What it
+took out counts in a *closed line*, in which `line`, `committed` and `best` are those of `closed`.
 
 Files of `<c>.checkpoints` are named by the records "checkpoint". Files of `<c>.artifacts` are named
 by `described` of the run's document, and by the records "artifact" (`file`), "outputs"
 (`shards.id`), "metrics" (`columns.file`), "validation" and "validated" (`values.file`); their
 metadata have the run. A file that none of these names is garbage once it is older than the lease
-of whoever may still be writing its record. So is a record that will never count, with the files
-it names: one of metrics or of a validation whose steps all are of a line that was cut off.
+of whoever may still be writing its record. So is a record that will never count, neither in the
+run nor in a closed line, with the files it names: a draft that a crash has cut off.
 
 In a run's document read from the server, `now` is the server's time.
 """
@@ -50,6 +58,7 @@ from pipefit.records import (
     Attempt,
     Best,
     CheckpointInfo,
+    ClosedLine,
     Ended,
     Lease,
     Owner,
@@ -61,7 +70,8 @@ from pipefit.store.client import Document
 from pipefit.store.files import StoredFile
 from pipefit.store.owner import is_dead
 
-VERSION = 1
+#: Of the layout; `pipefit.store.schema` tells what the older ones were.
+VERSION = 2
 
 METRICS = "metrics"
 VALIDATION = "validation"
@@ -261,11 +271,19 @@ def file_ids(record: Mapping[str, Any]) -> list[str]:
 
 def counts(run: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
     """Whether a record is part of the run, and committed if it is about a checkpoint."""
+    if record["kind"] == ARTIFACT:
+        return _artifact_counts(run.get("closed", ()), record)
     if not records.counts(run["line"], record["fence"], record["step"]):
         return False
     if record["kind"] in (METRICS, VALIDATION):
         return True
     return bool(record["step"] <= committed_step(run))
+
+
+def _artifact_counts(closed: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> bool:
+    branch = record.get("branch", 0)
+    later = closed[branch:]
+    return branch <= len(closed) and all(record["step"] <= entry["start"] for entry in later)
 
 
 def committed_step(run: Mapping[str, Any]) -> int:
@@ -291,6 +309,48 @@ def checkpoints_of(
         if info.step not in chosen or rank(info) > rank(chosen[info.step]):
             chosen[info.step] = info
     return chosen
+
+
+def closed_line(run: Mapping[str, Any], number: int) -> Document:
+    """The document of a run as it would be had it not been rewound for the `number`-th time."""
+    entry = run["closed"][number - 1]
+    seen = {key: entry[key] for key in ("line", "committed", "best", "ended")}
+    return {**run, **seen, "closed": run["closed"][: number - 1]}
+
+
+def closed_line_of(
+    run: Mapping[str, Any], number: int, stored: Iterable[Mapping[str, Any]]
+) -> ClosedLine:
+    """What the `number`-th rewind took out of the run; `stored` are its checkpoints' records."""
+    entry, line = run["closed"][number - 1], closed_line(run, number)
+    checkpoints = checkpoints_of(line, stored) if line["committed"] else {}
+    return ClosedLine(
+        number=number,
+        start=entry["start"],
+        step=committed_step(line),
+        closed=entry["time"],
+        checkpoints=tuple(checkpoints[s] for s in sorted(checkpoints) if s > entry["start"]),
+    )
+
+
+def in_closed_line(run: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether a record is one of those that a rewind took out of the run."""
+    return any(
+        record["step"] > entry["start"] and counts(closed_line(run, number), record)
+        for number, entry in enumerate(run.get("closed", ()), start=1)
+    )
+
+
+def branch_of(run: Mapping[str, Any], fence: int | None = None) -> Document:
+    """The field `branch` of a record; none for a run that was not rewound before.
+
+    Args:
+        run: the document of the run.
+        fence: the attempt that the record is of; None: it is of no attempt.
+    """
+    closed = run.get("closed", ())
+    rewinds = sum(fence is None or entry["fence"] < fence for entry in closed)
+    return {"branch": rewinds} if rewinds else {}
 
 
 def plain(value: Any) -> Any:

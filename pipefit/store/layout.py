@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pymongo import IndexModel
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
@@ -14,12 +13,11 @@ from pipefit.records import check_collection_name
 from pipefit.store.client import Connection, Document, guarded
 from pipefit.store.files import Bucket
 
-_KEY = ("run", "kind", "name", "step")
+#: What a record is unique by. `branch` is absent until the run is first rewound.
+KEY = ("run", "kind", "name", "step", "branch")
 
 # Of a run's document: what grows with the experiment file and its changes.
 _HEAVY = ("parts", "spec", "program", "described", "history")
-
-_indexed: set[tuple[str, str]] = set()
 
 
 class Layout:
@@ -47,20 +45,6 @@ class Layout:
     def records(self) -> Collection[Document]:
         """All records of all runs."""
         return self.connection.database[f"{self.collection}.records"]
-
-    @guarded
-    def create_indexes(self) -> None:
-        """Create the indexes, once per process; readers never do."""
-        key = (self.connection.shown, self.collection)
-        if key in _indexed:
-            return
-        self.records.create_indexes(
-            [
-                IndexModel([(field, 1) for field in _KEY], unique=True),
-                IndexModel([("run", 1), ("kind", 1), ("step", 1)]),
-            ]
-        )
-        _indexed.add(key)
 
     @guarded
     def find_runs(self, condition: Mapping[str, Any], *, light: bool = True) -> list[Document]:
@@ -93,7 +77,7 @@ class Layout:
 
     @guarded
     def put(self, record: Mapping[str, Any]) -> bool:
-        """Write a record in the place of the one with its run, kind, name and step.
+        """Write a record in the place of the one with its run, kind, name, step and branch.
 
         `created` is set to the server's time.
 
@@ -105,7 +89,7 @@ class Layout:
         return self._replace_older(record) or self._replace_older(record)
 
     def _replace_older(self, record: Mapping[str, Any]) -> bool:
-        key = {field: record[field] for field in _KEY}
+        key = {field: record.get(field) for field in KEY}
         older = {**key, "fence": {"$lte": record["fence"]}}
         stamped = {"$mergeObjects": [{"$literal": record}, {"_id": "$_id", "created": "$$NOW"}]}
         try:

@@ -97,13 +97,9 @@ class Leases:
         if run["lease"] and run["lease"]["token"] == claim.token:
             return fence  # taken already: the answer was lost with the connection
         changes = accepted_changes(run, claim.order)
-        condition: Document = {"_id": run["_id"], "fence": fence}
-        lease = documents.lease_of(run)
-        if lease is not None:
-            raise RunOwned(_owned(run, claim.order.collection))
-        if run["lease"] is None or run["lease"]["expires"] <= run["now"]:
-            # The owner may have renewed it since; a lease that is null has expired, too.
-            condition["$expr"] = {"$lte": ["$lease.expires", "$$NOW"]}
+        if documents.lease_of(run) is not None:
+            raise RunOwned(owned(run, claim.order.collection))
+        condition = {"_id": run["_id"], "fence": fence, **unless_owned(run)}
         taken = self.layout.runs.update_one(condition, _taking(claim, changes, run))
         return fence + 1 if taken.matched_count else None
 
@@ -225,7 +221,16 @@ def _after(ttl: float) -> Document:
     return {"$add": ["$$NOW", round(ttl * 1000)]}
 
 
-def _owned(run: Document, collection: str) -> str:
+def unless_owned(run: Mapping[str, Any]) -> Document:
+    """What must still be so, beside the fence, when somebody takes this run from nobody."""
+    if run["lease"] is not None and run["lease"]["expires"] > run["now"]:
+        return {}  # its owner is known to be dead
+    # The owner may have renewed it since; a lease that is null has expired, too.
+    return {"$expr": {"$lte": ["$lease.expires", "$$NOW"]}}
+
+
+def owned(run: Mapping[str, Any], collection: str) -> str:
+    """The message for whoever wants a run that another process owns."""
     lease = run["lease"]
     owner = Owner(**lease["owner"])
     return (
@@ -241,6 +246,12 @@ def _lost(run: Document | None, name: str, fence: int) -> str:
     if run["fence"] == fence:
         return f"attempt {fence} of run {name!r} has ended: acquire the run again to go on"
     attempt = run["attempt"]
+    if attempt["fence"] < run["fence"]:
+        rewind = run["closed"][-1]
+        return (
+            f"attempt {fence} of run {name!r} no longer owns it: the run was rewound to step "
+            f"{rewind['start']} at {_clock(rewind['time'])}; this process stops"
+        )
     return (
         f"attempt {fence} of run {name!r} no longer owns it: {Owner(**attempt['owner'])} took it "
         f"over at {_clock(attempt['started'])} as attempt {run['fence']}; this process stops"

@@ -19,6 +19,8 @@ from pipefit.store.identity import accepted_changes
 from pipefit.store.layout import Layout
 from pipefit.store.leases import Claim, Leases
 from pipefit.store.reader import MongoRunReader
+from pipefit.store.rewinding import Rewinds
+from pipefit.store.schema import Schema
 from pipefit.store.writer import MongoRunWriter
 
 if TYPE_CHECKING:
@@ -164,10 +166,24 @@ class MongoStore:
             raise StoreError(str(error)) from None
         if ttl <= 0:
             raise StoreError(f"ttl {ttl} of run {order.name!r}: a lease lasts more than 0 seconds")
-        layout.create_indexes()
+        Schema(layout).update()
         leases = Leases(layout)
         fence = leases.acquire(Claim(order, owner, ttl, token=ObjectId()))
         return MongoRunWriter(leases, order.name, fence, ttl)
+
+    def rewind(self, collection: str, name: str, step: int) -> CheckpointInfo:
+        """Make a committed checkpoint the newest of its run.
+
+        Raises:
+            RunOwned: somebody owns the run.
+            NotFound: it keeps no checkpoint of that step; names those that it keeps.
+        """
+        layout = self._layout(collection)
+        Schema(layout).update()
+        checkpoint = Rewinds(layout).rewind(name, step)
+        if checkpoint is None:
+            raise NotFound(self._no_such_run(layout, name))
+        return checkpoint
 
     def outputs_writer(self, collection: str, name: str, set_name: str) -> MongoOutputsWriter:
         """A writer for per-example outputs of one validation."""
@@ -206,8 +222,10 @@ class MongoStore:
         key = {"run": name, "kind": VALIDATED, "name": validation.name, "step": checkpoint.step}
         record = {**key, "fence": checkpoint.fence, "outputs": outputs}
         record |= documents.validation_content(replace(validation, checkpoint=checkpoint.id))
-        if not documents.counts(self._existing(layout, name), record):
+        run = self._existing(layout, name)
+        if not documents.counts(run, record):
             raise NotFound(_gone(name, checkpoint))
+        branch = documents.branch_of(run, checkpoint.fence)
         if validation.step != checkpoint.step:
             raise StoreError(
                 f"validation {validation.name!r} says step {validation.step}, the checkpoint it "
@@ -216,9 +234,9 @@ class MongoStore:
         if outputs is not None:
             _check_outputs(layout, name, outputs, validation)
         values = [single(value_name, value) for value_name, value in validation.values.items()]
-        at = {"name": validation.name, "step": checkpoint.step}
+        at = {"name": validation.name, "step": checkpoint.step, "branch": branch.get("branch")}
         before = layout.find_records(name, VALIDATED, at)
-        if not put_values(layout, record, "values", values):
+        if not put_values(layout, {**record, **branch}, "values", values):
             raise NotFound(_gone(name, checkpoint))
         for old in before:
             if old["outputs"] not in (None, outputs):
@@ -233,13 +251,15 @@ class MongoStore:
             The id of the file.
         """
         layout = self._layout(collection)
-        self._existing(layout, name)
-        before = layout.find_records(name, ARTIFACT, {"name": artifact})
+        run = self._existing(layout, name)
+        stored = layout.find_records(name, ARTIFACT, {"name": artifact})
+        before = [record for record in stored if documents.counts(run, record)]
+        branch = documents.branch_of(run)
         origin = {"run": name, "step": step, "artifact": artifact}
         file = layout.artifacts.put(data, f"{name}/{step}/{artifact}", origin)
         key = {"run": name, "kind": ARTIFACT, "name": artifact, "step": step, "fence": 0}
         # This is the commit: from here on the record names the new file.
-        layout.put({**key, "file": file.id, "size": file.size, "sha256": file.sha256})
+        layout.put({**key, **branch, "file": file.id, "size": file.size, "sha256": file.sha256})
         older = {"_id": {"$in": [record["_id"] for record in before]}}
         layout.drop_records({**older, "file": {"$ne": file.id}})
         layout.artifacts.remove([record["file"] for record in before])
@@ -259,7 +279,8 @@ class MongoStore:
         if fence is None or step > documents.committed_step(run):
             raise NotFound(f"run {name!r} has not committed step {step}: it cannot have a summary")
         key = {"run": name, "kind": SUMMARY, "name": "", "step": step, "fence": fence}
-        layout.put({**key, "summary": documents.plain(summary)})
+        branch = documents.branch_of(run, fence)
+        layout.put({**key, **branch, "summary": documents.plain(summary)})
 
     def summary(self, collection: str, name: str, step: int) -> dict[str, Any] | None:
         """Aggregate's record of a step, if its checkpoint counts."""
@@ -271,7 +292,9 @@ class MongoStore:
         return None
 
     def _layout(self, collection: str) -> Layout:
-        return Layout(self.connection, collection)
+        layout = Layout(self.connection, collection)
+        Schema(layout).check()
+        return layout
 
     def _existing(self, layout: Layout, name: str) -> Document:
         run = layout.find_run(name)
@@ -310,7 +333,7 @@ def _row(run: Document, collection: str) -> Document:
         "state": str(status.state),
         "step": status.step,
         "steps": run["steps"],
-        "attempts": run["fence"],
+        "attempts": run["fence"] - len(run.get("closed", ())),
         "updated": run["updated"],
         "reason": status.reason or (status.ended and status.ended.reason),
         "best": run["best"] and run["best"]["value"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipefit.errors import CheckpointCorrupt, NotFound
-from pipefit.records import Attempt, CheckpointInfo, RunStatus
+from pipefit.records import Attempt, CheckpointInfo, ClosedLine, RunStatus
 from pipefit.store import documents
 from pipefit.store.client import Document
 from pipefit.store.descriptions import described_files
@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 class MongoRunReader:
     """`pipefit.store.base.RunReader` on MongoDB; every call asks the database anew."""
 
-    def __init__(self, layout: Layout, name: str) -> None:
+    def __init__(self, layout: Layout, name: str, line: int | None = None) -> None:
         self.name = name
         self.collection = layout.collection
         self._layout = layout
+        self._line = line
 
     def __repr__(self) -> str:
-        return f"<run {self.name!r} of collection {self.collection!r}>"
+        line = "" if self._line is None else f"closed line {self._line} of "
+        return f"<{line}run {self.name!r} of collection {self.collection!r}>"
 
     def status(self) -> RunStatus:
         """State and newest committed step."""
@@ -54,8 +56,28 @@ class MongoRunReader:
         lease = documents.lease_of(run)
         stored = {r["step"]: r for r in self._layout.find_records(self.name, ATTEMPT)}
         # An owner that died at once has no record.
-        stored.setdefault(run["fence"], run["attempt"])
+        stored.setdefault(run["attempt"]["fence"], run["attempt"])
         return [documents.attempt_of(stored[fence], lease) for fence in sorted(stored)]
+
+    def lines(self) -> list[ClosedLine]:
+        """What rewinds took out of the run, oldest first; `line` reads it."""
+        run = self._run()
+        stored = self._layout.find_records(self.name, CHECKPOINT)
+        numbers = range(1, len(run.get("closed", ())) + 1)
+        return [documents.closed_line_of(run, number, stored) for number in numbers]
+
+    def line(self, number: int) -> MongoRunReader:
+        """Reads the run as if it had not been rewound for the `number`-th time.
+
+        Raises:
+            NotFound: it was not rewound so often.
+        """
+        closed = len(self._run().get("closed", ()))
+        if not 1 <= number <= closed:
+            raise NotFound(
+                f"run {self.name!r} has no closed line {number}: it was rewound {closed} times"
+            )
+        return MongoRunReader(self._layout, self.name, number)
 
     def metrics(self) -> pd.DataFrame:
         """One row per step (index "step"), one column per metric; missing values are NaN.
@@ -185,8 +207,10 @@ class MongoRunReader:
 
     def _artifact(self, name: str) -> StoredFile | None:
         stored = self._layout.find_records(self.name, ARTIFACT, {"name": name})
+        run = self._run(light=False)
+        stored = [record for record in stored if documents.counts(run, record)]
         if not stored:
-            return described_files(self._run(light=False)).get(name)
+            return described_files(run).get(name)
         newest = max(stored, key=lambda record: record["created"])
         label = f"artifact {name!r} of run {self.name!r}"
         return StoredFile(newest["file"], newest["size"], newest["sha256"], label)
@@ -199,7 +223,7 @@ class MongoRunReader:
         run = self._layout.find_run(self.name, light=light)
         if run is None:
             raise NotFound(f"run {self.name!r} of collection {self.collection!r} was deleted")
-        return run
+        return run if self._line is None else documents.closed_line(run, self._line)
 
     def _records(self, kind: str) -> list[Document]:
         """Records that count."""

@@ -46,7 +46,7 @@ def put_values(
     Returns:
         False, with nothing left, if a newer attempt wrote that record; see `Layout.put`.
     """
-    key = {"name": record["name"], "step": record["step"]}
+    key = {"name": record["name"], "step": record["step"], "branch": record.get("branch")}
     before = layout.find_records(record["run"], record["kind"], key, [f"{field}.file"])
     origin = {field: record[field] for field in ("run", "kind", "name", "step", "fence")}
     entries = _stored(layout.artifacts, columns, origin)

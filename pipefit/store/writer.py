@@ -60,6 +60,7 @@ class MongoRunWriter:
         self._layout = leases.layout
         self._name = name
         self._line: Line = ()
+        self._closed: Document = {}
         self._committed = NOTHING
         self._best: Best | None = None
         self._written = itertools.count()
@@ -106,6 +107,7 @@ class MongoRunWriter:
                 f"{line[-1].start}: to continue after {start}, end it and acquire the run again"
             )
         self._line = line
+        self._closed = {"closed": run.get("closed", [])}  # nobody rewinds a run that is owned
         self._committed = documents.committed_step(run)
         self._best = documents.best_of(run["best"])
 
@@ -257,14 +259,17 @@ class MongoRunWriter:
             raise
         self._committed, self._best = step, best
         stored = self._layout.find_records(self._name, CHECKPOINT, {"step": step})
-        self._tidy_checkpoints([r["name"] for r in stored if r["name"] != file.id])
+        self._tidy_checkpoints([r["name"] for r in stored if self._is_replaced(r, file.id)])
         return next(documents.checkpoint_of(r) for r in stored if r["name"] == file.id)
+
+    def _is_replaced(self, record: Document, published: str) -> bool:
+        return record["name"] != published and not documents.in_closed_line(self._closed, record)
 
     def retain(self, kept: Mapping[str, frozenset[str]]) -> list[CheckpointInfo]:
         """Keep only these checkpoint ids (with their new kinds); return those removed.
 
-        The newest committed checkpoint is never removed. Unfinished commits of earlier attempts
-        are removed as well.
+        The newest committed checkpoint is never removed, nor are those that a rewind took out of
+        the run. Unfinished commits of earlier attempts are removed as well.
 
         Raises:
             NotFound: an id in `kept` is no checkpoint of the run; nothing is changed.
@@ -278,9 +283,10 @@ class MongoRunWriter:
                 raise NotFound(
                     f"run {self._name!r} has no checkpoint {', '.join(sorted(kept.keys() - ids))}"
                 )
-            newest = {run["committed"]["id"]} if run["committed"] else set()
+            stays = {run["committed"]["id"]} if run["committed"] else set()
+            stays |= {r["name"] for r in stored if documents.in_closed_line(run, r)}
             self._set_kinds(kept)
-            removed = ids - kept.keys() - newest
+            removed = ids - kept.keys() - stays
             self._remove(list(removed))
         committed = documents.checkpoints_of(run, stored)
         return [info for info in committed.values() if info.id in removed]
@@ -326,8 +332,9 @@ class MongoRunWriter:
         self._leases.update(self._name, self.fence, self.ttl, changes)
 
     def _record(self, kind: str, name: str, step: int, content: Mapping[str, Any]) -> Document:
-        key = {"run": self._name, "kind": kind, "name": name, "step": step}
-        return {**key, "fence": self._fence_at(step), **content}
+        fence = self._fence_at(step)
+        key = {"run": self._name, "kind": kind, "name": name, "step": step, "fence": fence}
+        return {**key, **documents.branch_of(self._closed, fence), **content}
 
     def _put(self, record: Document) -> None:
         if not self._layout.put(record):

@@ -10,6 +10,7 @@ pytest.register_assert_rewrite(
     "contract_leases",
     "contract_records",
     "contract_results",
+    "contract_rewind",
     "contract_stories",
     "contract_values",
 )

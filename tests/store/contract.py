@@ -7,6 +7,7 @@ from contract_checkpoints import CheckpointsContract
 from contract_leases import LeasesContract
 from contract_records import RecordsContract
 from contract_results import ResultsContract
+from contract_rewind import RewindContract
 from contract_stories import StoriesContract
 from contract_values import ValuesContract
 
@@ -18,5 +19,6 @@ class StoreContract(
     ValuesContract,
     CheckpointsContract,
     ResultsContract,
+    RewindContract,
 ):
     """All of it."""
