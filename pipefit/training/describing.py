@@ -29,7 +29,8 @@ def description(model: keras.Model, updates: Updates) -> tuple[dict[str, Any], d
         table, type and parameters), config ("model.json", or why there is none). Texts by name:
         "model.txt", a table of layers, shapes and parameters, and of the variables;
         "model.json", from which `keras.models.model_from_json` rebuilds the model, unless it has
-        parts that do not tell how they are made.
+        parts that do not tell how they are made; "variables.json", the paths of its variables in
+        the order in which a rebuilt model has them, where layers within layers may get others.
     """
     problem, config = _config(model)
     facts = {
@@ -41,7 +42,11 @@ def description(model: keras.Model, updates: Updates) -> tuple[dict[str, Any], d
         "optimizers": updates.describe(),
         "config": problem or "model.json",
     }
-    texts = {"model.txt": _summary(model, updates).encode()}
+    paths = [variable.path for variable in model.variables]
+    texts = {
+        "model.txt": _summary(model, updates).encode(),
+        "variables.json": json.dumps(paths, indent=1).encode(),
+    }
     if config:
         texts["model.json"] = config.encode()
     return facts, texts
