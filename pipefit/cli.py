@@ -62,16 +62,47 @@ def runs(collection: str | None) -> None:
         click.echo(f"no runs yet in {store.describe()}")
 
 
+_of_collection = click.option(
+    "--collection", metavar="C", help="Where the run is, if several have one so named."
+)
+
+
 @main.command()
 @click.argument("name")
-@click.option("--collection", metavar="C", help="Where the run is, if several have one so named.")
-def show(name: str, collection: str | None) -> None:
+@_of_collection
+@click.option("--toml", is_flag=True, help="Print its experiment file instead.")
+@click.option("--lines", is_flag=True, help="Print what rewinds took out of it instead.")
+def show(name: str, collection: str | None, toml: bool, lines: bool) -> None:
     """Show one run: its state, results, checkpoints and attempts."""
-    from pipefit.report.text import run_text
+    from pipefit.report.text import lines_text, run_text
 
+    run = _find(_store(), name, collection)
+    if toml:
+        click.echo(_experiment_file(run), nl=False)
+    elif lines:
+        closed = run.lines()
+        click.echo(lines_text(closed, width=_width()) if closed else "it was never rewound")
+    else:
+        click.echo(run_text(run, report=_report(run), width=_width()))
+
+
+@main.command()
+@click.argument("name")
+@click.option("--step", type=int, required=True, help="The step that becomes the newest one.")
+@_of_collection
+def rewind(name: str, step: int, collection: str | None) -> None:
+    """Take a run back to one of its checkpoints.
+
+    What came after it no longer counts; `pipefit show NAME --lines` lists it. Training the run
+    again continues after that step.
+    """
     store = _store()
     run = _find(store, name, collection)
-    click.echo(run_text(run, report=_report(run), width=_width()))
+    store.rewind(run.collection, name, step)
+    number = run.lines()[-1].number
+    click.echo(
+        f"{run.collection}/{name} is at step {step}; what came after it is the closed line {number}"
+    )
 
 
 @main.group()
@@ -164,6 +195,22 @@ def _no_such(kind: str, name: str, store: Store, known: list[str]) -> str:
     nearest = difflib.get_close_matches(name, sorted(set(known)), n=5, cutoff=0.5)
     hint = f"the nearest: {', '.join(nearest)}" if nearest else "`pipefit runs` lists all"
     return f"no {kind} {name!r} in {store.describe()}; {hint}"
+
+
+def _experiment_file(run: RunReader) -> str:
+    """The experiment of a run as TOML, with what a reader should know about it."""
+    from pipefit.spec import Spec
+
+    document = run.document()
+    spec = Spec.of_document(document)
+    if spec.identity != document["identity"]:
+        click.echo(
+            "pipefit: warning: this version of Pipefit takes it for another experiment than the "
+            "one that made the run; continuing it needs --allow-change identity",
+            err=True,
+        )
+    told = f"# The run {run.name} of the collection {run.collection}, as it was resolved."
+    return f"{told}\n\n{spec.to_toml()}"
 
 
 def _report(run: RunReader) -> str | None:

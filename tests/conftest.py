@@ -110,6 +110,7 @@ def make_run(store):
         sets=("test",),
         progress=None,
         spec="{}",
+        identity="same",
         program=None,
         notes=(),
         model=None,
@@ -117,7 +118,7 @@ def make_run(store):
         ended=None,
     ):
         order = RunOrder(
-            collection, name, "same", {"seed": 0}, spec, steps=steps, program=program or {}
+            collection, name, identity, {"seed": 0}, spec, steps=steps, program=program or {}
         )
         writer = store.acquire(order, this_process(), ttl=600)
         writer.begin(-1)

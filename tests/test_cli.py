@@ -9,8 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from pipefit.cli import main
-from pipefit.records import Ended, RunState
+from pipefit.records import Ended, RunOrder, RunState
+from pipefit.spec import Spec, read_spec
+from pipefit.store import this_process
 
+ROOT = Path(__file__).parent.parent
 PIPEFIT = [sys.executable, "-c", "from pipefit.cli import main; main(prog_name='pipefit')"]
 
 
@@ -107,6 +110,56 @@ def test_show_says_where_the_report_lies_and_brings_it_there(pipefit, make_run, 
         path = Path(environment["PIPEFIT_HOME"], "reports/digits/night/mlp/report.html")
         assert line.split() == ["report", str(path)]
         assert path.read_bytes() == page
+
+
+def test_a_run_is_rewound_and_tells_what_was_taken_out(pipefit, make_run, store):
+    run = make_run("mlp", steps=100)
+    assert pipefit("show", "mlp", "--lines") == "it was never rewound\n"
+    error = pipefit("rewind", "mlp", "--step", "70", fails=True)
+    assert "keeps no checkpoint of step 70" in error and error.endswith("kept: 100\n")
+    writer = acquired(store, run)
+    writer.begin(100)
+    for step in (150, 200):
+        writer.commit(step, {"w": np.zeros(10, "float32")}, frozenset({"permanent"}))
+    error = pipefit("rewind", "mlp", "--step", "100", fails=True)
+    assert f"is owned by pid {os.getpid()} on" in error
+    writer.end(RunState.FINISHED, None, 200, "")
+
+    told = pipefit("rewind", "mlp", "--step", "100")
+    assert told == "digits/mlp is at step 100; what came after it is the closed line 1\n"
+    lines = [" ".join(line.split()) for line in pipefit("show", "mlp").splitlines()]
+    assert "reason rewound to step 100" in lines
+    assert any(line.endswith("3 rewind: from 200, to 100") for line in lines)
+    header, _, line = pipefit("show", "mlp", "--lines").splitlines()
+    assert header.split() == ["line", "from", "to", "closed", "checkpoints"]
+    assert line.split()[:3] == ["1", "101", "200"] and line.endswith("  150 200")
+
+
+def acquired(store, run):
+    """An owner's handle on a run that `make_run` has made."""
+    order = RunOrder(run.collection, run.name, "same", {"seed": 0}, "{}", steps=200)
+    return store.acquire(order, this_process(), ttl=600)
+
+
+def test_the_experiment_of_a_run_comes_back_as_a_file(pipefit, make_run, tmp_path, store):
+    spec = read_spec(ROOT / "configs" / "digits.toml", {"name": "x", "train.steps": 7})
+    make_run("x", spec=spec.to_json(), identity=spec.identity)
+    done = CliRunner().invoke(main, ["show", "x", "--toml"])
+    assert done.exit_code == 0 and done.stderr == ""
+    (tmp_path / "again.toml").write_text(done.stdout)
+
+    again = read_spec(tmp_path / "again.toml")
+    assert again == spec == Spec.of_document(store.run("x", "digits").document())
+    assert again.identity == spec.identity == store.run("x", "digits").status().identity
+
+
+def test_an_experiment_that_has_another_identity_by_now_is_told(pipefit, make_run):
+    spec = read_spec(ROOT / "configs" / "digits.toml")
+    make_run("x", spec=spec.to_json(), identity="of another version")
+    done = CliRunner().invoke(main, ["show", "x", "--toml"])
+    assert "another experiment" in done.stderr and "name =" in done.stdout
+    make_run("y", spec="{}")
+    assert "required" in pipefit("show", "y", "--toml", fails=True)
 
 
 def test_a_name_in_several_collections_needs_the_collection(pipefit, make_run):

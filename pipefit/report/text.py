@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipefit.records import Attempt, RunState
+from pipefit.records import Attempt, ClosedLine, RunState
 from pipefit.report import story
 from pipefit.report.table import text_table, validations_table
 from pipefit.report.words import as_number, clean, duration, local_time, number, printable, size
@@ -45,6 +45,21 @@ def runs_table(rows: Iterable[Mapping[str, Any]], *, width: int | None = None) -
         for row in rows
     ]
     return text_table(headers, cells, width=width)
+
+
+def lines_text(lines: Iterable[ClosedLine], *, width: int | None = None) -> str:
+    """What `pipefit show --lines` prints: what rewinds took out of a run."""
+    cells = [
+        [
+            line.number,
+            line.start + 1,
+            line.step,
+            line.closed,
+            " ".join(str(checkpoint.step) for checkpoint in line.checkpoints),
+        ]
+        for line in lines
+    ]
+    return text_table(["line", "from", "to", "closed", "checkpoints"], cells, width=width)
 
 
 def _parts(run: RunReader, report: str | None, width: int | None) -> Iterator[str]:

@@ -216,6 +216,20 @@ class Spec(Table):
             raise SpecError(f"{show(text)}: is no experiment written as JSON")
         return cls.of_tables(tables, origin)
 
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Spec:
+        """The whole experiment of a stored run, as it was resolved.
+
+            Spec.of_document(run.document()).to_toml()
+
+        Args:
+            document: what `RunReader.document` of a store gives.
+
+        Raises:
+            SpecError: if it is not an experiment, or not one of this version.
+        """
+        return cls.from_json(json.dumps(document["spec"]))
+
     def to_toml(self) -> str:
         """An experiment file that reads back to an equal spec, defaults included."""
         return tomli_w.dumps(self.table())
