@@ -34,8 +34,8 @@ def test_a_builder_must_be_text(value):
 
 
 def test_load_gives_the_callable(modules):
-    modules({"lab/nets.py": "class Net:\n    @staticmethod\n    def make(): return 3"})
-    assert load(parse("lab.nets:Net.make"))() == 3
+    modules({"zoo/nets.py": "class Net:\n    @staticmethod\n    def make(): return 3"})
+    assert load(parse("zoo.nets:Net.make"))() == 3
 
 
 def test_load_says_what_is_missing(modules):

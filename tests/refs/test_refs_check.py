@@ -60,30 +60,30 @@ def test_keys_of_the_table_itself_are_offered_as_well(modules):
 
 
 REEXPORTS = {
-    "lab/__init__.py": "from lab.public import Net as Model\nfrom . import public\n" + EXPLODE,
-    "lab/public.py": "from .hidden import Net\nfrom .hidden.deep import net as make_net\n"
+    "zoo/__init__.py": "from zoo.public import Net as Model\nfrom . import public\n" + EXPLODE,
+    "zoo/public.py": "from .hidden import Net\nfrom .hidden.deep import net as make_net\n"
     + EXPLODE,
-    "lab/hidden/__init__.py": "from .deep import Network as Net\n" + EXPLODE,
-    "lab/hidden/deep.py": """
+    "zoo/hidden/__init__.py": "from .deep import Network as Net\n" + EXPLODE,
+    "zoo/hidden/deep.py": """
         from ..shapes import Base as B
-        import lab.shapes as s
+        import zoo.shapes as s
         class Network(B): pass
         class Other(s.Base): pass
         def net(units): pass
     """,
-    "lab/shapes.py": "class Base:\n    def __init__(self, shape): pass\n" + EXPLODE,
+    "zoo/shapes.py": "class Base:\n    def __init__(self, shape): pass\n" + EXPLODE,
 }
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "lab:Model",
-        "lab.public:Net",
-        "lab.hidden:Net",
-        "lab:public.Net",
-        "lab.hidden.deep:Network",
-        "lab.hidden.deep:Other",
+        "zoo:Model",
+        "zoo.public:Net",
+        "zoo.hidden:Net",
+        "zoo:public.Net",
+        "zoo.hidden.deep:Network",
+        "zoo.hidden.deep:Other",
     ],
 )
 def test_reexports_and_base_classes_are_followed_over_several_hops(modules, text):
@@ -94,7 +94,7 @@ def test_reexports_and_base_classes_are_followed_over_several_hops(modules, text
 
 def test_a_renamed_function_is_followed(modules):
     modules(REEXPORTS)
-    assert "'unit': unknown argument" in complaint("lab.public:make_net", "unit")
+    assert "'unit': unknown argument" in complaint("zoo.public:make_net", "unit")
 
 
 def test_circular_imports_end(modules):
@@ -198,7 +198,7 @@ UNDECIDED = {
     "attrs": "@define\nclass f:\n    a: int",
     "init_assigned": "class f:\n    __init__ = other",
     "partial_dataclass": "@dataclass\nclass f(Unknown):\n    a: int",
-    "extends_path": "import sys\nsys.path.append('/lab')\nfrom lab_tools import f",
+    "extends_path": "import sys\nsys.path.append('/zoo')\nfrom lab_tools import f",
 }
 
 
@@ -219,9 +219,9 @@ def test_a_constructor_counts_whatever_decorates_the_class(modules):
 
 
 def test_a_missing_module_names_what_was_searched_and_the_nearest(modules):
-    folder = modules({"lab/__init__.py": "", "lab/models.py": "", "single.py": ""})
-    assert complaint("lab.modles:f") == (
-        f"\"lab.modles:f\": there is no module 'modles' in 'lab' ({folder / 'lab'}), "
+    folder = modules({"zoo/__init__.py": "", "zoo/models.py": "", "single.py": ""})
+    assert complaint("zoo.modles:f") == (
+        f"\"zoo.modles:f\": there is no module 'modles' in 'zoo' ({folder / 'zoo'}), "
         "nearest in it is 'models'"
     )
     assert "nearest is 'single'" in complaint("singel:f")
@@ -238,8 +238,8 @@ def test_a_missing_attribute_names_the_nearest_and_the_file(modules):
 
 
 def test_a_module_is_not_a_callable(modules):
-    modules({"lab/__init__.py": "", "lab/models.py": ""})
-    assert "'lab.models' is a module, not a callable" in complaint("lab:models")
+    modules({"zoo/__init__.py": "", "zoo/models.py": ""})
+    assert "'zoo.models' is a module, not a callable" in complaint("zoo:models")
 
 
 def test_an_import_that_must_fail_names_its_line(modules):
@@ -253,8 +253,8 @@ def test_a_file_that_is_not_python_names_its_line(modules):
 
 
 def test_packages_that_change_their_path_may_have_any_submodule(modules):
-    modules({"lab/__init__.py": "__path__.append('/elsewhere')"})
-    assert complaint("lab.models:f") == ""
+    modules({"zoo/__init__.py": "__path__.append('/elsewhere')"})
+    assert complaint("zoo.models:f") == ""
 
 
 def test_a_file_that_changes_is_read_again(modules):
@@ -265,9 +265,9 @@ def test_a_file_that_changes_is_read_again(modules):
 
 
 def test_folders_without_init_are_packages(modules):
-    modules({"lab/deep/nets.py": "def f(a): ..."})
-    assert complaint("lab.deep.nets:f", "a") == ""
-    assert "'b': unknown" in complaint("lab.deep.nets:f", "b")
+    modules({"zoo/deep/nets.py": "def f(a): ..."})
+    assert complaint("zoo.deep.nets:f", "a") == ""
+    assert "'b': unknown" in complaint("zoo.deep.nets:f", "b")
 
 
 def test_a_finder_of_an_editable_install_is_asked(tmp_path, monkeypatch):
@@ -339,7 +339,7 @@ def test_keras_is_checked_without_being_imported(run_python):
 def test_a_class_must_be_derived_from_another(modules):
     modules({
         "base.py": EXPLODE + "class Base: ...",
-        "lab.py": """
+        "zoo.py": """
             from base import Base as B
             from elsewhere import *
 
@@ -353,10 +353,10 @@ def test_a_class_must_be_derived_from_another(modules):
         "elsewhere.py": "",
     })  # fmt: skip
     base = parse("base:Base")
-    assert class_problem(parse("lab:Near"), base) is None
-    assert class_problem(parse("lab:Far"), base) is None
-    assert class_problem(parse("lab:Unknown"), base) is None
-    assert class_problem(parse("lab:made"), base) is None
-    assert class_problem(parse("lab:Other"), base) == "must be a class derived from base:Base"
-    assert "is a function; must be a class" in class_problem(parse("lab:function"), base)
+    assert class_problem(parse("zoo:Near"), base) is None
+    assert class_problem(parse("zoo:Far"), base) is None
+    assert class_problem(parse("zoo:Unknown"), base) is None
+    assert class_problem(parse("zoo:made"), base) is None
+    assert class_problem(parse("zoo:Other"), base) == "must be a class derived from base:Base"
+    assert "is a function; must be a class" in class_problem(parse("zoo:function"), base)
     assert "there is no module 'labb'" in class_problem(parse("labb:Near"), base)
