@@ -25,7 +25,7 @@ def broken_rules(spec: Spec) -> list[str]:
         *_taken_names(spec),
         *_unknown_metrics(spec),
         *_uneven_slices(spec),
-        *_without_the_other(spec),
+        *_without_effect(spec),
         *_bad_nested_builders(spec),
     ]
 
@@ -163,9 +163,12 @@ def _uneven_slices(spec: Spec) -> Iterator[str]:
         yield f"train.accumulate = {parts}: must divide {place}; nearest that work: {sizes}"
 
 
-def _without_the_other(spec: Spec) -> Iterator[str]:
-    """Keys that mean something only beside others."""
+def _without_effect(spec: Spec) -> Iterator[str]:
+    """Keys that mean something only beside others, or elsewhere."""
     for name, validation in spec.validation.items():
+        if isinstance(validation.data, Data) and validation.data.augment:
+            place = dotted("validation", name, "data", "augment")
+            yield f"{place}: only training data are augmented; leave it out"
         if validation.averaged and spec.train.average is None:
             place = dotted("validation", name, "averaged")
             yield f"{place} = true: needs train.average, such as 0.999"

@@ -16,7 +16,7 @@ def test_the_calls_of_all_tables_are_listed_with_their_places(read):
         "train.metrics": {"m": {"builder": "a:m"}},
         "train.targets": {"t": {"builder": "a:t"}},
         "train.loop": {"builder": "a:loop"},
-        "validation.test.data.augment": [{"builder": "a:flip"}, {"builder": "a:crop"}],
+        "data.train.augment": [{"builder": "a:flip"}, {"builder": "a:crop"}],
         "validation.again.targets.t.builder": "a:t",
         "validation.again.loop.builder": "a:loop",
         "optimizer.groups": [{"match": "x", "learning_rate": {"builder": "a:schedule"}}],
@@ -24,6 +24,8 @@ def test_the_calls_of_all_tables_are_listed_with_their_places(read):
     })  # fmt: skip
     assert [(place, call.builder) for place, call in spec.calls()] == [
         ("data.train", "pipefit.data:digits"),
+        ("data.train.augment[0]", "a:flip"),
+        ("data.train.augment[1]", "a:crop"),
         ("model", "pipefit.training.models:mlp"),
         ("model.layers[0]", "a:layer"),
         ("model.layers[0].init", "a:init"),
@@ -35,8 +37,6 @@ def test_the_calls_of_all_tables_are_listed_with_their_places(read):
         ("train.targets.t", "a:t"),
         ("train.loop", "a:loop"),
         ("validation.test.data", "pipefit.data:digits"),
-        ("validation.test.data.augment[0]", "a:flip"),
-        ("validation.test.data.augment[1]", "a:crop"),
         ("validation.again.metrics.accuracy", "keras.metrics:SparseCategoricalAccuracy"),
         ("validation.again.targets.t", "a:t"),
         ("validation.again.loop", "a:loop"),

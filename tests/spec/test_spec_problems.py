@@ -259,6 +259,8 @@ def test_keys_of_later_versions_are_unknown(read, key):
         ({"validation.test.targets.seconds.builder": "a:b"}, "validation.test.targets.seconds: is"),
         ({"validation.again.targets.accuracy.builder": "a:b"},
          "validation.again.targets.accuracy: is a metric as well; choose another name"),
+        ({"validation.test.data.augment": [{"builder": "a:b"}]},
+         "validation.test.data.augment: only training data are augmented; leave it out"),
         ({"validation.test.averaged": True},
          "validation.test.averaged = true: needs train.average, such as 0.999"),
         ({"train.early_stop": {"metric": "test/loss", "mode": "min"}, "save.validate_every": 0},
