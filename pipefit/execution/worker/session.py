@@ -274,8 +274,14 @@ def _digest(source: Any) -> str | None:
 
 def _rollbacks(store: Store, spec: Spec) -> list[Mapping[str, Any]]:
     """What the history says about how the run was rolled back so far."""
-    history = store.run(spec.name, spec.collection).document()["history"]
-    return [event for event in history if event.get("event") == "rollback"]
+    rollbacks: list[Mapping[str, Any]] = []
+    for event in store.run(spec.name, spec.collection).document()["history"]:
+        if event.get("event") == "rollback":
+            rollbacks.append(event)
+        elif event.get("event") == "rewind":
+            # Before what it was rolled back to, it has not diverged yet.
+            rollbacks = [earlier for earlier in rollbacks if earlier["to"] <= event["to"]]
+    return rollbacks
 
 
 def _continued(stored: Best | None, worst: Best | None) -> Best | None:
