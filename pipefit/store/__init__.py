@@ -12,13 +12,9 @@ The contract is told on `Store`, `RunWriter` and `RunReader`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pipefit.store.base import Outputs, OutputsWriter, RunReader, RunWriter, Store, Values
+from pipefit.store.opening import open_store
 from pipefit.store.owner import this_process
-
-if TYPE_CHECKING:
-    from pipefit.store.mongo import open_store
 
 __all__ = [
     "Outputs",
@@ -30,12 +26,3 @@ __all__ = [
     "open_store",
     "this_process",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # The driver comes with the first store: minding the embedded server does without.
-    if name != "open_store":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pipefit.store.mongo import open_store
-
-    return open_store

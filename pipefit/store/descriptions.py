@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipefit.errors import StoreError
-from pipefit.store.client import Document
+from pipefit.store.backend import Document, Files, StoredFile
 from pipefit.store.documents import plain
-from pipefit.store.files import Bucket, StoredFile
 
 _MODEL_CHARACTERS = 400_000  # a run's document stays small
 _RESERVED = frozenset({"time", "fence", "number", "changes"})
@@ -37,11 +36,11 @@ def model_text(model: Mapping[str, Any]) -> str:
 
 
 def put_artifacts(
-    bucket: Bucket, artifacts: Mapping[str, bytes], run: str, fence: int
+    files: Files, artifacts: Mapping[str, bytes], run: str, fence: int
 ) -> dict[str, StoredFile]:
     """Write the texts; nothing names them yet."""
     return {
-        name: bucket.put(data, f"{run}/{name}", {"run": run, "fence": fence, "artifact": name})
+        name: files.put(data, f"{run}/{name}", {"run": run, "fence": fence, "artifact": name})
         for name, data in artifacts.items()
     }
 
@@ -79,7 +78,7 @@ class Notes:
 
     @contextmanager
     def added(self, event: Mapping[str, Any]) -> Iterator[Document]:
-        """The history with the event, as an expression for the update of the run's document.
+        """What the history says about the event, but for time and fence: its number comes first.
 
         Raises:
             StoreError: the event is not plain data, or uses a reserved key.
@@ -94,12 +93,5 @@ class Notes:
             if said != self._pending:
                 self._number += 1
             self._pending = said
-            yield _with_note(self._number, said)
+            yield {"number": self._number, **said}
             self._pending = None
-
-
-def _with_note(number: int, said: Document) -> Document:
-    entry = {"time": "$$NOW", "fence": "$fence", "number": {"$literal": number}}
-    is_it = {"$and": [{"$eq": ["$$this.fence", "$fence"]}, {"$eq": ["$$this.number", number]}]}
-    others = {"$filter": {"input": "$history", "cond": {"$not": is_it}}}
-    return {"$concatArrays": [others, [{"$mergeObjects": [entry, {"$literal": said}]}]]}

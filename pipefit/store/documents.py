@@ -66,8 +66,7 @@ from pipefit.records import (
     RunStatus,
     Validation,
 )
-from pipefit.store.client import Document
-from pipefit.store.files import StoredFile
+from pipefit.store.backend import Document, StoredFile
 from pipefit.store.owner import is_dead
 
 #: Of the layout; `pipefit.store.schema` tells what the older ones were.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from bson import Int64, ObjectId
@@ -18,7 +17,8 @@ from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
 from pipefit.errors import CheckpointCorrupt, StoreError
-from pipefit.store.client import REPLICATED, Connection, Document, guarded, retrying
+from pipefit.store.backend import Document, StoredFile, undamaged
+from pipefit.store.client import REPLICATED, Connection, guarded, retrying
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,16 +31,6 @@ _CHUNK = 255 * 1024
 _MESSAGE = 16 * _CHUNK
 
 _indexed: set[tuple[str, str]] = set()
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A complete file: hexadecimal id, bytes, hexadecimal sha256, and what a person calls it."""
-
-    id: str
-    size: int
-    sha256: str
-    label: str = "file"
 
 
 class Bucket:
@@ -186,7 +176,7 @@ class Bucket:
         Raises:
             CheckpointCorrupt: the file is gone or damaged.
         """
-        with _undamaged(file):
+        with undamaged(file):
             return self._read_all(file) if include is None else self._read_some(file, include)
 
     def _read_all(self, file: StoredFile) -> dict[str, np.ndarray]:
@@ -281,14 +271,3 @@ def _object_id(key: str) -> ObjectId:
         return ObjectId(key)
     except InvalidId:
         raise StoreError(f"{key!r} is not the id of a file: it has 24 hexadecimal digits") from None
-
-
-@contextmanager
-def _undamaged(file: StoredFile) -> Iterator[None]:
-    """Whatever goes wrong in decoding means that the bytes are not what was written."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointCorrupt(
-            f"{file.label} is damaged ({error}), id {file.id}; use an earlier one"
-        ) from error

@@ -1,27 +1,48 @@
-"""The collections of one `collection` in the database, and how its records are read and written."""
+"""The collections of one `collection` in the database, and how its records are read and written.
+
+A record names the files of its large values, so they count when it counts. Files are written
+before their record; one that no record names (its process was killed in between) is garbage: see
+`pipefit.store.documents`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection as Some
 from collections.abc import Iterable, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
+from bson import ObjectId
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
-from pipefit.errors import StoreError
+from pipefit.errors import CheckpointCorrupt, NotFound, StoreError, StoreUnavailable
 from pipefit.records import check_collection_name
-from pipefit.store.client import Connection, Document, guarded
+from pipefit.store.backend import Document, StoredFile
+from pipefit.store.client import Connection, guarded
+from pipefit.store.documents import METRICS, file_ids
 from pipefit.store.files import Bucket
+
+if TYPE_CHECKING:
+    from pipefit.store.columns import Packed
 
 #: What a record is unique by. `branch` is absent until the run is first rewound.
 KEY = ("run", "kind", "name", "step", "branch")
+
+# Of a record of metrics what tells what is in it, and the values that lie in it.
+_METRICS = ("run", "kind", "fence", "step", "steps", "written", "created")
+_WITH_VALUES = (*_METRICS, "columns")
+_WITHOUT_VALUES = (
+    *_METRICS,
+    *(f"columns.{field}" for field in ("name", "dtype", "shape", "file", "size", "sha256")),
+)
 
 # Of a run's document: what grows with the experiment file and its changes.
 _HEAVY = ("parts", "spec", "program", "described", "history")
 
 
 class Layout:
-    """Where the runs, records and files of one collection are.
+    """`pipefit.store.backend.Backend` on MongoDB.
 
     Raises:
         StoreError: no collection may be called so.
@@ -62,6 +83,15 @@ class Layout:
         """The document of one run, if it exists."""
         return next(iter(self.find_runs({"_id": name}, light=light)), None)
 
+    def list_runs(self, names: Iterable[str] | None = None) -> list[Document]:
+        """Light documents of the runs of these names, None: of all; by name."""
+        return self.find_runs({} if names is None else {"_id": {"$in": list(names)}})
+
+    @guarded
+    def run_names(self, limit: int) -> list[str]:
+        """Names of runs, at most so many."""
+        return [run["_id"] for run in self.runs.find({}, {"_id": 1}).limit(limit)]
+
     @guarded
     def find_records(
         self,
@@ -74,6 +104,32 @@ class Layout:
         wanted = {"run": run, "kind": kind, **(condition or {})}
         projection = fields if fields is None or isinstance(fields, Mapping) else list(fields)
         return list(self.records.find(wanted, projection).sort("step", 1))
+
+    def find_metrics(self, run: str, *, values: bool) -> list[Document]:
+        """Records of metrics, by step; without `values` only what they say about their columns."""
+        return self.find_records(run, METRICS, fields=_WITH_VALUES if values else _WITHOUT_VALUES)
+
+    @guarded
+    def records_of_runs(
+        self,
+        runs: Iterable[str],
+        kind: str,
+        steps: Some[int],
+        names: Some[str] | None = None,
+    ) -> list[tuple[Document, list[Document]]]:
+        """Runs, each with its records of one kind that have one of the steps and of the names.
+
+        Two queries.
+        """
+        found = self.list_runs(runs)
+        stored: dict[str, list[Document]] = {run["_id"]: [] for run in found}
+        wanted: Document = {"run": {"$in": list(stored)}, "kind": kind}
+        wanted["step"] = {"$in": list(steps)}
+        if names is not None:
+            wanted["name"] = {"$in": list(names)}
+        for record in self.records.find(wanted):
+            stored[record["run"]].append(record)
+        return [(run, stored[run["_id"]]) for run in found]
 
     @guarded
     def put(self, record: Mapping[str, Any]) -> bool:
@@ -98,7 +154,118 @@ class Layout:
             return False
         return True
 
+    def put_values(self, record: Mapping[str, Any], field: str, columns: Iterable[Packed]) -> bool:
+        """Write a record and the files of its large values; what it replaces is removed.
+
+        Args:
+            record: the record without these values.
+            field: what they are called in it.
+            columns: the values.
+
+        Returns:
+            False, with nothing left, if a newer attempt wrote that record; see `put`.
+        """
+        key = {"name": record["name"], "step": record["step"], "branch": record.get("branch")}
+        before = self.find_records(record["run"], record["kind"], key, [f"{field}.file"])
+        origin = {field: record[field] for field in ("run", "kind", "name", "step", "fence")}
+        entries = self._stored(columns, origin)
+        # From here on the record names the new files, even if the answer is lost.
+        done = self.put({**record, field: entries})
+        with suppress(StoreUnavailable):  # what no record names may also be removed later
+            old = [key for entry in before for key in file_ids(entry)]
+            self.artifacts.remove(old if done else file_ids({field: entries}))
+        return done
+
+    def _stored(self, columns: Iterable[Packed], origin: Mapping[str, Any]) -> list[Document]:
+        """What a record says about these columns; the large ones are in files then."""
+        entries: list[Document] = []
+        try:
+            for column in columns:
+                kept: Document = {"data": column.data}
+                if column.large:
+                    metadata = {**origin, "value": column.entry["name"]}
+                    filename = f"{origin['run']}/{origin['step']}/{column.entry['name']}"
+                    file = self.artifacts.put(column.data, filename, metadata)
+                    kept = {"file": file.id, "size": file.size, "sha256": file.sha256}
+                entries.append({**column.entry, **kept})
+        except BaseException:
+            with suppress(StoreUnavailable):
+                self.artifacts.remove(file_ids({"columns": entries}))
+            raise
+        return entries
+
+    def column(
+        self, record: Mapping[str, Any], entry: Mapping[str, Any], label: str
+    ) -> bytes | bytearray:
+        """The bytes of a column that a record says something about, verified.
+
+        Raises:
+            NotFound: the record was replaced.
+            CheckpointCorrupt: they are damaged.
+        """
+        if "file" not in entry:
+            of_this = {"columns": {"$elemMatch": {"name": entry["name"]}}}
+            data: bytes = self._again(record, of_this, label)["columns"][0]["data"]
+            return data
+        try:
+            file = StoredFile(entry["file"], entry["size"], entry["sha256"], label)
+            return self.artifacts.read(file)
+        except CheckpointCorrupt:
+            self._again(record, ["_id"], label)  # it may have been replaced
+            raise
+
+    def _again(
+        self, record: Mapping[str, Any], fields: Iterable[str] | Mapping[str, Any], label: str
+    ) -> Document:
+        same = {"_id": record["_id"], "created": record["created"]}
+        found = self.find_records(record["run"], record["kind"], same, fields)
+        if not found:
+            raise NotFound(f"{label} was replaced just now: ask again")
+        return found[0]
+
+    def drop(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Delete records."""
+        self.drop_records({"_id": {"$in": [record["_id"] for record in records]}})
+
     @guarded
     def drop_records(self, condition: Mapping[str, Any]) -> None:
         """Delete records."""
         self.records.delete_many(condition)
+
+    @guarded
+    def change_unowned(
+        self, run: Mapping[str, Any], values: Mapping[str, Any], entries: Mapping[str, Any]
+    ) -> bool:
+        """Change the document of a run that nobody owns, if it still has the same fence."""
+        condition = {"_id": run["_id"], "fence": run["fence"], **unless_owned(run)}
+        changes = {
+            **{key: {"$literal": value} for key, value in values.items()},
+            **{field: _appended(field, entry) for field, entry in entries.items()},
+            "updated": "$$NOW",
+        }
+        return bool(self.runs.update_one(condition, [{"$set": changes}]).matched_count)
+
+    def checkpoints_of(self, run: str) -> Bucket:
+        """The checkpoints of a run, which share a bucket with those of others."""
+        return self.checkpoints
+
+    def artifacts_of(self, run: str) -> Bucket:
+        """All its other files, likewise."""
+        return self.artifacts
+
+    def new_id(self) -> str:
+        """An id that nothing has yet."""
+        return str(ObjectId())
+
+
+def unless_owned(run: Mapping[str, Any]) -> Document:
+    """What must still be so, beside the fence, when somebody takes this run from nobody."""
+    if run["lease"] is not None and run["lease"]["expires"] > run["now"]:
+        return {}  # its owner is known to be dead
+    # The owner may have renewed it since; a lease that is null has expired, too.
+    return {"$expr": {"$lte": ["$lease.expires", "$$NOW"]}}
+
+
+def _appended(field: str, entry: Mapping[str, Any]) -> Document:
+    stamped = {"$mergeObjects": [{"time": "$$NOW"}, {"$literal": entry}]}
+    return {"$concatArrays": [{"$ifNull": [f"${field}", []]}, [stamped]]}

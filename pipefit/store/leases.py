@@ -7,37 +7,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict
 from typing import Any
 
-from bson import ObjectId
 from pymongo.errors import DuplicateKeyError
 
 from pipefit.errors import LeaseLost, RunOwned, StoreError
-from pipefit.records import NOTHING, Owner, RunOrder, RunState
+from pipefit.records import NOTHING, RunState
 from pipefit.store import documents
-from pipefit.store.client import Document, guarded
+from pipefit.store.backend import Document
+from pipefit.store.client import guarded
 from pipefit.store.documents import plain
 from pipefit.store.identity import Change, accepted_changes, program_text
-from pipefit.store.layout import Layout
+from pipefit.store.layout import Layout, unless_owned
+from pipefit.store.ownership import Claim, lost_text, owned_text
 
 # Every repetition means that another process took the run in between.
 _TRIES = 100
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What one process asks for: this run, for itself, for `ttl` seconds at a time.
-
-    Attributes:
-        token: tells this acquisition from another one of the same process.
-    """
-
-    order: RunOrder
-    owner: Owner
-    ttl: float
-    token: ObjectId
 
 
 class Leases:
@@ -98,7 +84,7 @@ class Leases:
             return fence  # taken already: the answer was lost with the connection
         changes = accepted_changes(run, claim.order)
         if documents.lease_of(run) is not None:
-            raise RunOwned(owned(run, claim.order.collection))
+            raise RunOwned(owned_text(run, claim.order.collection))
         condition = {"_id": run["_id"], "fence": fence, **unless_owned(run)}
         taken = self.layout.runs.update_one(condition, _taking(claim, changes, run))
         return fence + 1 if taken.matched_count else None
@@ -120,7 +106,7 @@ class Leases:
         )
         run = self.layout.find_run(name, light=False)
         if run is None or run["fence"] != fence:
-            raise LeaseLost(_lost(run, name, fence))
+            raise LeaseLost(lost_text(run, name, fence))
         self.layout.put(
             {
                 **run["attempt"],
@@ -157,7 +143,7 @@ class Leases:
             {"_id": name, "fence": fence, "lease.fence": fence}, [{"$set": values}]
         )
         if not done.matched_count:
-            raise LeaseLost(_lost(self.layout.find_run(name), name, fence))
+            raise LeaseLost(lost_text(self.layout.find_run(name), name, fence))
 
     @guarded
     def change_attempt(self, name: str, fence: int, changes: Mapping[str, Any]) -> None:
@@ -217,46 +203,13 @@ def literals(values: Mapping[str, Any]) -> Document:
     return {key: {"$literal": value} for key, value in values.items()}
 
 
+def noted(entry: Mapping[str, Any]) -> Document:
+    """The history with this entry, whose number it has once, as an expression."""
+    stamp = {"time": "$$NOW", "fence": "$fence"}
+    same = [{"$eq": ["$$this.fence", "$fence"]}, {"$eq": ["$$this.number", entry["number"]]}]
+    others = {"$filter": {"input": "$history", "cond": {"$not": {"$and": same}}}}
+    return {"$concatArrays": [others, [{"$mergeObjects": [stamp, {"$literal": entry}]}]]}
+
+
 def _after(ttl: float) -> Document:
     return {"$add": ["$$NOW", round(ttl * 1000)]}
-
-
-def unless_owned(run: Mapping[str, Any]) -> Document:
-    """What must still be so, beside the fence, when somebody takes this run from nobody."""
-    if run["lease"] is not None and run["lease"]["expires"] > run["now"]:
-        return {}  # its owner is known to be dead
-    # The owner may have renewed it since; a lease that is null has expired, too.
-    return {"$expr": {"$lte": ["$lease.expires", "$$NOW"]}}
-
-
-def owned(run: Mapping[str, Any], collection: str) -> str:
-    """The message for whoever wants a run that another process owns."""
-    lease = run["lease"]
-    owner = Owner(**lease["owner"])
-    return (
-        f"run {run['_id']!r} of collection {collection!r} is owned by {owner} since "
-        f"{_clock(lease['since'])}, at least until {_clock(lease['expires'])}: wait for it, stop "
-        "that process, or choose another name; a dead owner's run is free after that time"
-    )
-
-
-def _lost(run: Document | None, name: str, fence: int) -> str:
-    if run is None:
-        return f"run {name!r} no longer exists: it was deleted while attempt {fence} trained it"
-    if run["fence"] == fence:
-        return f"attempt {fence} of run {name!r} has ended: acquire the run again to go on"
-    attempt = run["attempt"]
-    if attempt["fence"] < run["fence"]:
-        rewind = run["closed"][-1]
-        return (
-            f"attempt {fence} of run {name!r} no longer owns it: the run was rewound to step "
-            f"{rewind['start']} at {_clock(rewind['time'])}; this process stops"
-        )
-    return (
-        f"attempt {fence} of run {name!r} no longer owns it: {Owner(**attempt['owner'])} took it "
-        f"over at {_clock(attempt['started'])} as attempt {run['fence']}; this process stops"
-    )
-
-
-def _clock(time: datetime) -> str:
-    return f"{time:%Y-%m-%d %H:%M:%S} UTC"

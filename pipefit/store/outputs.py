@@ -6,31 +6,29 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from bson import ObjectId
 
 from pipefit.errors import NotFound, StoreError
-from pipefit.store.client import Document
+from pipefit.store.backend import Backend, Document, Files, StoredFile
 from pipefit.store.codec import encode_tensors, named_dtype
 from pipefit.store.documents import OUTPUTS
-from pipefit.store.files import Bucket, StoredFile
-from pipefit.store.layout import Layout
 
 #: Bytes of a shard, roughly: what a writer and a reader hold in memory at a time.
 SHARD_BYTES = 16 * 1024 * 1024
 
 
-class MongoOutputsWriter:
-    """`pipefit.store.base.OutputsWriter` on MongoDB: shards are files of `<c>.artifacts`.
+class StoredOutputsWriter:
+    """`pipefit.store.base.OutputsWriter`: shards are files of the artifacts.
 
     `close` writes a record of kind "outputs" that lists the shards. Readers find it through the
     validation that names it; if none ever does, record and shards are garbage.
     """
 
-    def __init__(self, layout: Layout, name: str, set_name: str) -> None:
-        self._layout = layout
+    def __init__(self, backend: Backend, name: str, set_name: str) -> None:
+        self._backend = backend
+        self._files = backend.artifacts_of(name)
         self._run = name
         self._set = set_name
-        self._id = str(ObjectId())
+        self._id = backend.new_id()
         self._columns: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._pending: list[dict[str, np.ndarray]] = []
         self._waiting = 0  # examples in `_pending`
@@ -59,7 +57,7 @@ class MongoOutputsWriter:
         """Write what is left and return the id to give to `commit_validation`."""
         if self._waiting:
             self._write()
-        self._layout.put(
+        self._backend.put(
             {
                 "run": self._run,
                 "kind": OUTPUTS,
@@ -79,9 +77,8 @@ class MongoOutputsWriter:
 
     def abort(self) -> None:
         """Delete what was written."""
-        key = {"run": self._run, "kind": OUTPUTS, "name": self._id}
-        self._layout.drop_records(key)
-        self._layout.artifacts.remove([shard["id"] for shard in self._shards])
+        self._backend.drop(self._backend.find_records(self._run, OUTPUTS, {"name": self._id}))
+        self._files.remove([shard["id"] for shard in self._shards])
         self._shards, self._pending, self._waiting = [], [], 0
 
     @property
@@ -117,7 +114,7 @@ class MongoOutputsWriter:
         shard = {
             name: np.concatenate([batch[name] for batch in self._pending]) for name in self._columns
         }
-        file = self._layout.artifacts.put_tensors(
+        file = self._files.put_tensors(
             shard,
             f"{self._run}/{self._set}/{len(self._shards)}.safetensors",
             {"run": self._run, "outputs": self._id},
@@ -128,12 +125,12 @@ class MongoOutputsWriter:
         self._pending, self._waiting = [], 0
 
 
-class MongoOutputs:
-    """`pipefit.store.base.Outputs` on MongoDB."""
+class StoredOutputs:
+    """`pipefit.store.base.Outputs`."""
 
-    def __init__(self, bucket: Bucket, record: Mapping[str, Any]) -> None:
+    def __init__(self, files: Files, record: Mapping[str, Any]) -> None:
         self.names: tuple[str, ...] = tuple(column["name"] for column in record["columns"])
-        self._bucket = bucket
+        self._files = files
         self._record = record
 
     def __repr__(self) -> str:
@@ -146,7 +143,7 @@ class MongoOutputs:
         for number, shard in enumerate(self._record["shards"]):
             label = f"shard {number} of the outputs of set {self._record['set']!r}"
             file = StoredFile(shard["id"], shard["size"], shard["sha256"], label)
-            yield self._bucket.read_tensors(file)
+            yield self._files.read_tensors(file)
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.names:

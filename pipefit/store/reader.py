@@ -7,35 +7,32 @@ from typing import TYPE_CHECKING, Any
 from pipefit.errors import CheckpointCorrupt, NotFound
 from pipefit.records import Attempt, CheckpointInfo, ClosedLine, RunStatus
 from pipefit.store import documents
-from pipefit.store.client import Document
+from pipefit.store.backend import Backend, Document, StoredFile
 from pipefit.store.descriptions import described_files
 from pipefit.store.documents import (
     ARTIFACT,
     ATTEMPT,
     CHECKPOINT,
-    METRICS,
     OUTPUTS,
     VALIDATED,
     VALIDATION,
 )
-from pipefit.store.files import StoredFile
-from pipefit.store.layout import Layout
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from pipefit.store.outputs import MongoOutputs
-    from pipefit.store.values import MongoValues
+    from pipefit.store.outputs import StoredOutputs
+    from pipefit.store.values import StoredValues
 
 
-class MongoRunReader:
-    """`pipefit.store.base.RunReader` on MongoDB; every call asks the database anew."""
+class StoredRun:
+    """`pipefit.store.base.RunReader`; every call asks the store anew."""
 
-    def __init__(self, layout: Layout, name: str, line: int | None = None) -> None:
+    def __init__(self, backend: Backend, name: str, line: int | None = None) -> None:
         self.name = name
-        self.collection = layout.collection
-        self._layout = layout
+        self.collection = backend.collection
+        self._backend = backend
         self._line = line
 
     def __repr__(self) -> str:
@@ -54,7 +51,7 @@ class MongoRunReader:
         """All attempts, oldest first."""
         run = self._run()
         lease = documents.lease_of(run)
-        stored = {r["step"]: r for r in self._layout.find_records(self.name, ATTEMPT)}
+        stored = {r["step"]: r for r in self._backend.find_records(self.name, ATTEMPT)}
         # An owner that died at once has no record.
         stored.setdefault(run["attempt"]["fence"], run["attempt"])
         return [documents.attempt_of(stored[fence], lease) for fence in sorted(stored)]
@@ -62,11 +59,11 @@ class MongoRunReader:
     def lines(self) -> list[ClosedLine]:
         """What rewinds took out of the run, oldest first; `line` reads it."""
         run = self._run()
-        stored = self._layout.find_records(self.name, CHECKPOINT)
+        stored = self._backend.find_records(self.name, CHECKPOINT)
         numbers = range(1, len(run.get("closed", ())) + 1)
         return [documents.closed_line_of(run, number, stored) for number in numbers]
 
-    def line(self, number: int) -> MongoRunReader:
+    def line(self, number: int) -> StoredRun:
         """Reads the run as if it had not been rewound for the `number`-th time.
 
         Raises:
@@ -77,15 +74,14 @@ class MongoRunReader:
             raise NotFound(
                 f"run {self.name!r} has no closed line {number}: it was rewound {closed} times"
             )
-        return MongoRunReader(self._layout, self.name, number)
+        return StoredRun(self._backend, self.name, number)
 
     def metrics(self) -> pd.DataFrame:
         """One row per step (index "step"), one column per metric; missing values are NaN.
 
         Small arrays are in columns of objects; columns with large ones are left out (`values`).
         """
-        fields = ("fence", "step", "steps", "columns", "written")
-        stored = self._layout.find_records(self.name, METRICS, fields=fields)
+        stored = self._backend.find_metrics(self.name, values=True)
         from pipefit.store import frames
 
         return frames.metrics_frame(self._run()["line"], stored)
@@ -99,7 +95,7 @@ class MongoRunReader:
 
         return frames.validations_frame(map(documents.validation_of, self._validations()))
 
-    def values(self, name: str) -> MongoValues:
+    def values(self, name: str) -> StoredValues:
         """One recorded value of all steps, read piece by piece.
 
         Args:
@@ -110,11 +106,11 @@ class MongoRunReader:
         """
         from pipefit.store import values
 
-        stored = self._layout.find_records(self.name, METRICS, fields=values.RECORD_FIELDS)
-        found = values.of_metrics(self._layout, self._run()["line"], stored, name)
+        stored = self._backend.find_metrics(self.name, values=False)
+        found = values.of_metrics(self._backend, self._run()["line"], stored, name)
         if not len(found):
             validations = self._validations()
-            found = values.of_validations(self._layout, validations, name)
+            found = values.of_validations(self._backend, validations, name)
         if not len(found):
             there = values.names(stored, validations)
             raise NotFound(
@@ -159,7 +155,7 @@ class MongoRunReader:
                 raise
             return self._read(again, include)
 
-    def outputs(self, name: str, step: int | None = None) -> MongoOutputs:
+    def outputs(self, name: str, step: int | None = None) -> StoredOutputs:
         """Stored per-example outputs of a validation set (None: the newest step that has them).
 
         Raises:
@@ -174,12 +170,12 @@ class MongoRunReader:
                 f"run {self.name!r} has no stored outputs of set {name!r}"
                 f"{'' if step is None else f' at step {step}'}; steps that have them: {steps}"
             )
-        listed = self._layout.find_records(self.name, OUTPUTS, {"name": by_step[wanted]})
+        listed = self._backend.find_records(self.name, OUTPUTS, {"name": by_step[wanted]})
         if not listed:
             raise NotFound(f"the outputs of set {name!r} were replaced just now: ask again")
-        from pipefit.store.outputs import MongoOutputs
+        from pipefit.store.outputs import StoredOutputs
 
-        return MongoOutputs(self._layout.artifacts, listed[0])
+        return StoredOutputs(self._backend.artifacts_of(self.name), listed[0])
 
     def artifact(self, name: str) -> bytes | None:
         """The newest stored artifact of this name, verified; None if there is none.
@@ -191,13 +187,13 @@ class MongoRunReader:
         if file is None:
             return None
         try:
-            return bytes(self._layout.artifacts.read(file))
+            return bytes(self._backend.artifacts_of(self.name).read(file))
         except CheckpointCorrupt:
             # It may have been replaced while it was read.
             again = self._artifact(name)
             if again is None or again == file:
                 raise
-            return bytes(self._layout.artifacts.read(again))
+            return bytes(self._backend.artifacts_of(self.name).read(again))
 
     def _validations(self) -> list[Document]:
         """Records of validations that count, one per set and step."""
@@ -206,7 +202,7 @@ class MongoRunReader:
         return list({(record["name"], record["step"]): record for record in stored}.values())
 
     def _artifact(self, name: str) -> StoredFile | None:
-        stored = self._layout.find_records(self.name, ARTIFACT, {"name": name})
+        stored = self._backend.find_records(self.name, ARTIFACT, {"name": name})
         run = self._run(light=False)
         stored = [record for record in stored if documents.counts(run, record)]
         if not stored:
@@ -217,10 +213,10 @@ class MongoRunReader:
 
     def _read(self, info: CheckpointInfo, include: str | None) -> dict[str, np.ndarray]:
         file = documents.checkpoint_file(info, self.name)
-        return self._layout.checkpoints.read_tensors(file, include)
+        return self._backend.checkpoints_of(self.name).read_tensors(file, include)
 
     def _run(self, *, light: bool = True) -> Document:
-        run = self._layout.find_run(self.name, light=light)
+        run = self._backend.find_run(self.name, light=light)
         if run is None:
             raise NotFound(f"run {self.name!r} of collection {self.collection!r} was deleted")
         return run if self._line is None else documents.closed_line(run, self._line)
@@ -228,11 +224,11 @@ class MongoRunReader:
     def _records(self, kind: str) -> list[Document]:
         """Records that count."""
         # The line is read last: of what an attempt that begins now replaces, the old is cut off.
-        stored = self._layout.find_records(self.name, kind)
+        stored = self._backend.find_records(self.name, kind)
         run = self._run()
         return [record for record in stored if documents.counts(run, record)]
 
     def _checkpoints(self) -> dict[int, CheckpointInfo]:
         # The line is read first: the checkpoint it names as the newest is then among the records.
         run = self._run()
-        return documents.checkpoints_of(run, self._layout.find_records(self.name, CHECKPOINT))
+        return documents.checkpoints_of(run, self._backend.find_records(self.name, CHECKPOINT))

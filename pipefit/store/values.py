@@ -1,80 +1,20 @@
-"""Values of steps: written into records and files, read when they are asked for.
-
-A record names the files of its large values, so they count when it counts. Files are written
-before their record; one that no record names (its process was killed in between) is garbage: see
-`pipefit.store.documents`.
-"""
+"""Recorded values of steps: found in the records that count, read when they are asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pipefit.errors import CheckpointCorrupt, NotFound, StoreUnavailable
-from pipefit.store.client import Document
-from pipefit.store.columns import Packed, single, unpacked
-from pipefit.store.documents import file_ids
-from pipefit.store.files import Bucket, StoredFile
+from pipefit.errors import NotFound
+from pipefit.store.backend import Backend, Document
+from pipefit.store.columns import single, unpacked
 from pipefit.store.frames import counting_rows, order_of_steps
-from pipefit.store.layout import Layout
 
 _SHOWN = 30  # names in a message
 _TOGETHER = 10_000  # steps whose places become Python's numbers at a time
-
-#: Of a record of metrics all but the values that lie in it.
-RECORD_FIELDS = (
-    *("run", "kind", "fence", "step", "steps", "written", "created"),
-    *(f"columns.{field}" for field in ("name", "dtype", "shape", "file", "size", "sha256")),
-)
-
-
-def put_values(
-    layout: Layout, record: Mapping[str, Any], field: str, columns: Iterable[Packed]
-) -> bool:
-    """Write a record and the files of its large values; what it replaces is removed.
-
-    Args:
-        layout: where.
-        record: the record without these values.
-        field: what they are called in it.
-        columns: the values.
-
-    Returns:
-        False, with nothing left, if a newer attempt wrote that record; see `Layout.put`.
-    """
-    key = {"name": record["name"], "step": record["step"], "branch": record.get("branch")}
-    before = layout.find_records(record["run"], record["kind"], key, [f"{field}.file"])
-    origin = {field: record[field] for field in ("run", "kind", "name", "step", "fence")}
-    entries = _stored(layout.artifacts, columns, origin)
-    # From here on the record names the new files, even if the answer is lost.
-    done = layout.put({**record, field: entries})
-    with suppress(StoreUnavailable):  # what no record names may also be removed later
-        old = [key for entry in before for key in file_ids(entry)]
-        layout.artifacts.remove(old if done else file_ids({field: entries}))
-    return done
-
-
-def _stored(bucket: Bucket, columns: Iterable[Packed], origin: Mapping[str, Any]) -> list[Document]:
-    """What a record says about these columns; the large ones are in files then."""
-    entries: list[Document] = []
-    try:
-        for column in columns:
-            kept: Document = {"data": column.data}
-            if column.large:
-                metadata = {**origin, "value": column.entry["name"]}
-                filename = f"{origin['run']}/{origin['step']}/{column.entry['name']}"
-                file = bucket.put(column.data, filename, metadata)
-                kept = {"file": file.id, "size": file.size, "sha256": file.sha256}
-            entries.append({**column.entry, **kept})
-    except BaseException:
-        with suppress(StoreUnavailable):
-            bucket.remove(file_ids({"columns": entries}))
-        raise
-    return entries
 
 
 @dataclass(frozen=True)
@@ -82,7 +22,7 @@ class _Piece:
     """What one record holds of a value.
 
     Attributes:
-        record: the record, or what is needed of it to find it again.
+        record: the record, or what the backend needs of it to find it again.
         entry: what it says about the value.
         steps: how many steps it holds.
     """
@@ -92,11 +32,11 @@ class _Piece:
     steps: int
 
 
-class MongoValues:
-    """`pipefit.store.base.Values` on MongoDB.
+class StoredValues:
+    """`pipefit.store.base.Values`.
 
     Args:
-        layout: of the run's collection.
+        backend: of the run's collection.
         name: of the value.
         pieces: where the values lie.
         steps: the steps that have one, ascending.
@@ -105,7 +45,7 @@ class MongoValues:
 
     def __init__(
         self,
-        layout: Layout,
+        backend: Backend,
         name: str,
         pieces: Sequence[_Piece],
         steps: np.ndarray,
@@ -113,7 +53,7 @@ class MongoValues:
     ) -> None:
         self.name = name
         self.steps = steps
-        self._layout = layout
+        self._backend = backend
         self._pieces = pieces
         self._places = places
         self._newest: tuple[int, np.ndarray] | None = None  # the piece read last
@@ -146,48 +86,23 @@ class MongoValues:
         return value
 
     def _read(self, piece: _Piece) -> np.ndarray:
-        entry = piece.entry
-        data = entry["data"] if "data" in entry else self._bytes(piece)
-        return unpacked(entry, data, piece.steps)
-
-    def _bytes(self, piece: _Piece) -> bytes | bytearray:
         entry, record = piece.entry, piece.record
-        if "file" not in entry:
-            return self._in_record(piece)
         label = f"value {self.name!r} of step {record['step']} of run {record['run']!r}"
-        try:
-            file = StoredFile(entry["file"], entry["size"], entry["sha256"], label)
-            return self._layout.artifacts.read(file)
-        except CheckpointCorrupt:
-            self._find_again(piece, ["_id"])  # it may have been replaced
-            raise
-
-    def _in_record(self, piece: _Piece) -> bytes:
-        of_this = {"columns": {"$elemMatch": {"name": piece.entry["name"]}}}
-        data: bytes = self._find_again(piece, of_this)["columns"][0]["data"]
-        return data
-
-    def _find_again(self, piece: _Piece, fields: Iterable[str] | Mapping[str, Any]) -> Document:
-        record = piece.record
-        same = {"_id": record["_id"], "created": record["created"]}
-        found = self._layout.find_records(record["run"], record["kind"], same, fields)
-        if not found:
-            raise NotFound(
-                f"value {self.name!r} of step {record['step']} of run {record['run']!r} was "
-                "replaced just now: ask again"
-            )
-        return found[0]
+        data = entry.get("data")
+        if data is None:
+            data = self._backend.column(record, entry, label)
+        return unpacked(entry, data, piece.steps)
 
 
 def of_metrics(
-    layout: Layout, line: Sequence[tuple[int, int]], stored: Sequence[Document], name: str
-) -> MongoValues:
+    backend: Backend, line: Sequence[tuple[int, int]], stored: Sequence[Document], name: str
+) -> StoredValues:
     """The values of a column of the metrics, as far as the line counts them.
 
     Args:
-        layout: of the run's collection.
+        backend: of the run's collection.
         line: of the run; to be read after the records.
-        stored: records of metrics, with the fields `RECORD_FIELDS`.
+        stored: records of metrics, as `Backend.find_metrics` gives them.
         name: of the column.
     """
     rows = counting_rows(line, stored)
@@ -202,14 +117,14 @@ def of_metrics(
         _Piece(piece.record, entry or {}, piece.record["steps"])
         for piece, entry in zip(rows, entries, strict=True)
     ]
-    return MongoValues(layout, name, pieces, steps[kept], at[kept])
+    return StoredValues(backend, name, pieces, steps[kept], at[kept])
 
 
-def of_validations(layout: Layout, stored: Sequence[Document], name: str) -> MongoValues:
+def of_validations(backend: Backend, stored: Sequence[Document], name: str) -> StoredValues:
     """The values called SET/NAME of validations.
 
     Args:
-        layout: of the run's collection.
+        backend: of the run's collection.
         stored: records of validations that count, one per set and step.
         name: set and value.
     """
@@ -222,7 +137,7 @@ def of_validations(layout: Layout, stored: Sequence[Document], name: str) -> Mon
             pieces.append(_Piece(record, entry, 1))
     steps = np.array([piece.record["step"] for piece in pieces], np.int64)
     places = np.stack([np.arange(len(pieces)), np.zeros(len(pieces), np.int64)], axis=1)
-    return MongoValues(layout, name, pieces, steps, places)
+    return StoredValues(backend, name, pieces, steps, places)
 
 
 def names(metrics: Iterable[Document], validations: Iterable[Document]) -> list[str]:

@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING, Any
 from pymongo import UpdateOne
 
 from pipefit import records
-from pipefit.errors import LeaseLost, NotFound, StoreError, StoreUnavailable
+from pipefit.errors import LeaseLost, NotFound, StoreUnavailable
 from pipefit.records import (
     NOTHING,
     Best,
     CheckpointInfo,
     Ended,
-    Line,
-    LineEntry,
     MetricBlock,
     RunState,
     Validation,
 )
 from pipefit.store import descriptions, documents
-from pipefit.store.client import Document, guarded
+from pipefit.store.backend import Document, Files, StoredFile
+from pipefit.store.client import guarded
 from pipefit.store.documents import CHECKPOINT, METRICS, VALIDATION
-from pipefit.store.files import Bucket, StoredFile
-from pipefit.store.leases import Leases, literals
+from pipefit.store.leases import Leases, literals, noted
+from pipefit.store.ownership import Ownership, has_begun, not_committed_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,10 +58,8 @@ class MongoRunWriter:
         self._leases = leases
         self._layout = leases.layout
         self._name = name
-        self._line: Line = ()
+        self._own = Ownership(name, fence)
         self._closed: Document = {}
-        self._committed = NOTHING
-        self._best: Best | None = None
         self._written = itertools.count()
         self._notes = descriptions.Notes()
         # Between a checkpoint's record and its publication nobody may tidy up.
@@ -97,19 +94,11 @@ class MongoRunWriter:
         """
         self._update()
         run = self._run()
-        if not run["line"] or run["line"][-1][0] != self.fence:
+        if not has_begun(run, self.fence):
             self._begin(run, start)
             run = self._run()
-        line = tuple(LineEntry(*entry) for entry in run["line"])
-        if line[-1] != (self.fence, start):
-            raise StoreError(
-                f"attempt {self.fence} of run {self._name!r} has begun after step "
-                f"{line[-1].start}: to continue after {start}, end it and acquire the run again"
-            )
-        self._line = line
+        self._own.continue_as(run, start)
         self._closed = {"closed": run.get("closed", [])}  # nobody rewinds a run that is owned
-        self._committed = documents.committed_step(run)
-        self._best = documents.best_of(run["best"])
 
     def _begin(self, run: Document, start: int) -> None:
         committed: Document | None = None
@@ -136,10 +125,7 @@ class MongoRunWriter:
         stored = self._layout.find_records(self._name, CHECKPOINT, {"step": start})
         chosen = documents.checkpoints_of(self._run(), stored).get(start)
         if chosen is None:
-            raise NotFound(
-                f"run {self._name!r} has no committed checkpoint of step {start} to continue from: "
-                "begin with a step of checkpoints(), or with -1"
-            )
+            raise NotFound(not_committed_text(self._name, start))
         return next(record for record in stored if record["name"] == chosen.id)
 
     def renew(self, progress: Mapping[str, Any] | None = None) -> None:
@@ -155,8 +141,7 @@ class MongoRunWriter:
         """
         if not block.columns:
             return
-        if self._fence_at(block.first) != self.fence:
-            raise StoreError(self._too_early(block.first))
+        self._own.check_metrics(block.first)
         from pipefit.store import columns
 
         self._update()
@@ -186,8 +171,8 @@ class MongoRunWriter:
         Raises:
             StoreError: the event is not plain data.
         """
-        with self._notes.added(event) as history:
-            self._update({"history": history})
+        with self._notes.added(event) as entry:
+            self._update({"history": noted(entry)})
 
     def describe(self, model: Mapping[str, Any], artifacts: Mapping[str, bytes]) -> None:
         """Store what the model and the program are; again replaces all of it.
@@ -231,14 +216,13 @@ class MongoRunWriter:
             LeaseLost: another process owns the run; nothing is published.
             StoreError: the step is too early, or a tensor cannot be stored.
         """
-        if step < self._committed:
-            raise StoreError(self._too_early(step))
-        origin = {"run": self._name, "step": step, "fence": self._fence_at(step)}
+        self._own.check_commit(step)
+        origin = {"run": self._name, "step": step, "fence": self._own.fence_at(step)}
         self._update()  # before the upload: it would be long and in vain
         filename = f"{self._name}/{step}.safetensors"
         file = self._layout.checkpoints.put_tensors(tensors, filename, origin)
         with self._publishing:
-            return self._publish(step, file, kinds, best or self._best)
+            return self._publish(step, file, kinds, best or self._own.best)
 
     def _publish(
         self, step: int, file: StoredFile, kinds: frozenset[str], best: Best | None
@@ -257,7 +241,7 @@ class MongoRunWriter:
         except LeaseLost:
             self._tidy_checkpoints([file.id])
             raise
-        self._committed, self._best = step, best
+        self._own.committed, self._own.best = step, best
         stored = self._layout.find_records(self._name, CHECKPOINT, {"step": step})
         self._tidy_checkpoints([r["name"] for r in stored if self._is_replaced(r, file.id)])
         return next(documents.checkpoint_of(r) for r in stored if r["name"] == file.id)
@@ -332,7 +316,7 @@ class MongoRunWriter:
         self._leases.update(self._name, self.fence, self.ttl, changes)
 
     def _record(self, kind: str, name: str, step: int, content: Mapping[str, Any]) -> Document:
-        fence = self._fence_at(step)
+        fence = self._own.fence_at(step)
         key = {"run": self._name, "kind": kind, "name": name, "step": step, "fence": fence}
         return {**key, **documents.branch_of(self._closed, fence), **content}
 
@@ -341,9 +325,7 @@ class MongoRunWriter:
             raise self._succeeded(record)
 
     def _put_values(self, record: Document, field: str, columns: Iterable[Packed]) -> None:
-        from pipefit.store.values import put_values
-
-        if not put_values(self._layout, record, field, columns):
+        if not self._layout.put_values(record, field, columns):
             raise self._succeeded(record)
 
     def _succeeded(self, record: Document) -> LeaseLost:
@@ -364,7 +346,7 @@ class MongoRunWriter:
         with suppress(StoreUnavailable):
             self._remove(ids)
 
-    def _tidy(self, bucket: Bucket, files: Mapping[str, StoredFile]) -> None:
+    def _tidy(self, bucket: Files, files: Mapping[str, StoredFile]) -> None:
         """The same for other files."""
         with suppress(StoreUnavailable):
             bucket.remove([file.id for file in files.values()])
@@ -378,22 +360,3 @@ class MongoRunWriter:
         ]
         if changes:
             self._layout.records.bulk_write(changes, ordered=False)
-
-    def _fence_at(self, step: int) -> int:
-        """The attempt to which a record of this step belongs.
-
-        What is said about the step the attempt began with belongs to the one that led to it.
-        """
-        if not self._line:
-            raise StoreError(f"attempt {self.fence} of run {self._name!r}: call begin() first")
-        fence = records.fence_at(self._line, step)
-        if fence is None or step < self._line[-1].start:
-            raise StoreError(self._too_early(step))
-        return fence
-
-    def _too_early(self, step: int) -> str:
-        start = self._line[-1].start if self._line else NOTHING
-        return (
-            f"step {step} of run {self._name!r} is too early: attempt {self.fence} began after "
-            f"step {start} and the newest committed checkpoint is of step {self._committed}"
-        )

@@ -104,7 +104,7 @@ def test_a_script_trains_continues_and_reads_runs(folder, store, environment):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "MongoRunReader points 20 [10, 20]",
+        "StoredRun points 20 [10, 20]",
         "40",
         "40",
         "{'a': 30, 'b': 30}",

@@ -1,0 +1,32 @@
+"""Opening a store: which one an address means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipefit import settings
+
+if TYPE_CHECKING:
+    from pipefit.store.base import Store
+
+
+def open_store(uri: str | None = None) -> Store:
+    """The store at an address; nothing is connected yet.
+
+    Args:
+        uri: mongodb://USER:PASSWORD@HOST:PORT/DATABASE; or "embedded" for Pipefit's own server on
+            this machine, which is started if it does not run; None: what the settings say.
+
+    Raises:
+        StoreError: the address cannot be read.
+        ServerError: the embedded server cannot be started.
+    """
+    address = settings.mongo_uri() if uri is None else uri
+    if address == settings.EMBEDDED:
+        from pipefit.store import server
+
+        address = server.ensure_running()
+    # The driver is loaded by those who need it.
+    from pipefit.store.mongo import MongoStore
+
+    return MongoStore(address)
