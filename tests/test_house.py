@@ -232,3 +232,9 @@ def test_numpy_never_unpickles(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     words = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
     assert not [w for w in words if w.arg == "allow_pickle" and ast.unparse(w.value) != "False"]
+
+
+def test_no_two_test_files_have_one_name():
+    # pytest would take the second for the first.
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
