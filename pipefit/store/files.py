@@ -1,7 +1,7 @@
 """Files in GridFS: written under a fresh id, verified, read whole or in parts.
 
 A file is never changed. It exists for readers only through the record that names its id, with the
-length and sha256 kept there; what no record names is garbage.
+length and sha256 kept there; what no record names is being written, or garbage.
 """
 
 from __future__ import annotations
@@ -101,6 +101,18 @@ class Bucket:
 
         The driver's own bucket sends messages of 32 MB, which takes half as long again.
         """
+        # First the document, so that whoever finds the chunks of an upload that was killed knows
+        # whose they are and, by the server's clock, how old.
+        document = {
+            "filename": filename,
+            "length": Int64(len(data)),
+            "chunkSize": _CHUNK,
+            "metadata": metadata,
+        }
+        stamped = {"$mergeObjects": [{"_id": key, "uploadDate": "$$NOW"}, {"$literal": document}]}
+        self.files.with_options(write_concern=REPLICATED).update_one(
+            {"_id": key}, [{"$replaceWith": stamped}], upsert=True
+        )
         # The bytes need not be on disk yet: the journalled write that publishes them comes after
         # them in the same journal.
         chunks = self.chunks.with_options(write_concern=REPLICATED)
@@ -113,16 +125,6 @@ class Bucket:
                 ],
                 ordered=False,
             )
-        document = {
-            "filename": filename,
-            "length": Int64(len(data)),
-            "chunkSize": _CHUNK,
-            "metadata": metadata,
-        }
-        stamped = {"$mergeObjects": [{"_id": key, "uploadDate": "$$NOW"}, {"$literal": document}]}
-        self.files.with_options(write_concern=REPLICATED).update_one(
-            {"_id": key}, [{"$replaceWith": stamped}], upsert=True
-        )
 
     def _create_index(self) -> None:
         if (self.connection.shown, self.name) not in _indexed:
@@ -257,8 +259,9 @@ class Bucket:
 
     def _remove(self, keys: list[ObjectId]) -> None:
         if keys:
-            self.files.delete_many({"_id": {"$in": keys}})
+            # The documents last: they say whose chunks are left if this is cut off.
             self.chunks.delete_many({"files_id": {"$in": keys}})
+            self.files.delete_many({"_id": {"$in": keys}})
 
 
 def _chunk_numbers(begin: int, end: int, size: int) -> range:
