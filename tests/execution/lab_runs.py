@@ -4,10 +4,12 @@ Import it while tests are collected: it decides how many devices TensorFlow has 
 """
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
 from pathlib import Path
+from unittest import mock
 
 import tensorflow as tf
 
@@ -15,12 +17,17 @@ from pipefit.execution import InlineExecutor, Order
 from pipefit.execution.worker import __main__ as worker_main
 from pipefit.records import TIMING
 from pipefit.spec import Spec
+from pipefit.training import Course
 
 # Raises if other tests have started TensorFlow; then they have asked for the same.
 with contextlib.suppress(RuntimeError):
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
     )
+
+# Every experiment collects garbage, which takes a second with all that a process of pytest holds.
+gc.collect()
+gc.freeze()
 
 ROOT = str(Path(__file__).parent.parent.parent)
 LAB = "tests.execution.lab"
@@ -30,7 +37,7 @@ _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload(["tests.execution.lab_runs", "pipefit.training"])
 
 
-def builder(name, **arguments):
+def builder(name, /, **arguments):
     return {"builder": f"{LAB}:{name}", **arguments}
 
 
@@ -71,26 +78,25 @@ def order(spec, uri):
     return Order(kind="train", spec=spec.to_json(), uri=uri, import_paths=(ROOT,))
 
 
-def carry_out(spec, uri, should_stop=lambda: None):
-    """Train in this process; what was logged."""
-    lines = []
+def carry_out(spec, uri, *, stop_at=None):
+    """Train in this process; what was logged. It is asked to stop once all runs are at a step."""
+    lines, steps = [], {}
 
     def see(event):
         if event.kind == "log":
             lines.append(event.values["message"])
 
-    InlineExecutor().run(order(spec, uri), see, should_stop)
-    return lines
-
-
-def stop_at(store, name, step):
-    """Asks to stop once a checkpoint of this step is there."""
+    def noted(course, *args):
+        taken(course, *args)
+        steps[course.name] = course.trainer.step
 
     def why():
-        status = store.statuses("lab", [name]).get(name)
-        return "enough" if status and (status.step or 0) >= step else None
+        return "enough" if len(steps) and min(steps.values()) >= (stop_at or 0) else None
 
-    return why
+    taken = Course.take
+    with mock.patch.object(Course, "take", noted):
+        InlineExecutor().run(order(spec, uri), see, (lambda: None) if stop_at is None else why)
+    return lines
 
 
 class Worker:
@@ -147,7 +153,7 @@ def results(run):
     return {
         "weights": left,
         "metrics": {name: column.to_numpy().tobytes() for name, column in metrics.items()},
-        "validations": validations.drop(columns=["seconds", "checkpoint"]).to_dict("list"),
+        "validations": validations.drop(columns=["seconds", "checkpoint"]).to_csv(),
         "checkpoints": run.checkpoints()[["step", "kinds"]].to_dict("list"),
     }
 
