@@ -235,6 +235,7 @@ class Experiment:
             record=frozenset(train.record),
             targets=Targets(self.targets("train"), "train"),
             loop=_loop(self.train_loop(), "train.loop", ("step", "iterator", "steps")),
+            deterministic=train.deterministic,
         )
 
     def validator(self, name: str) -> Validator:
@@ -267,6 +268,7 @@ class Experiment:
             loop=_loop(loop, f"{where}.loop", ("step", "iterator")),
             averages=averages,
             where=f"{where}.loop",
+            deterministic=self.spec.train.deterministic,
         )
 
     def schedule(self) -> Schedule:

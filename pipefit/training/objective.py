@@ -94,9 +94,15 @@ def per_example(function: Any, where: str) -> PerExample:
             f"{where}: the builder must return a function of the data's fields and the model's "
             f"outputs, one value per example, not {type(function).__name__}"
         )
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:  # some C functions do not tell
+        raise SpecError(
+            f"{where}: the names of its arguments cannot be read ({error}); wrap it in a function"
+        ) from error
     names = [
         p.name
-        for p in inspect.signature(function).parameters.values()
+        for p in parameters
         if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
 

@@ -30,7 +30,6 @@ import tensorflow as tf
 from pipefit.errors import TrainingError
 from pipefit.training.devices import Batch
 from pipefit.training.objective import Forward
-from pipefit.training.randomness import reproducible
 from pipefit.training.state import Arrays, refuse_changed, refuse_unsaved_random, to_numpy
 from pipefit.training.turns import Traced, Turns, on_devices
 
@@ -157,7 +156,7 @@ class HandLoop:
         self._loop = trainer.loop or one_by_one
         self._trainer = trainer
         self._step = TrainStep(trainer)
-        self._to_rehearse = trainer.loop is not None and reproducible()
+        self._to_rehearse = trainer.loop is not None and trainer.deterministic
 
     def run(self, iterator: Iterator[Batch], steps: int, done: int = 0) -> Arrays:
         """Do this many steps.

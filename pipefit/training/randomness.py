@@ -50,18 +50,6 @@ def settle(model: keras.Model) -> None:
             copy.assign(copies[0])
 
 
-def reproducible() -> bool:
-    """Whether deterministic ops are switched on.
-
-    TensorFlow tells it only by an op that then refuses to work.
-    """
-    try:
-        tf.timestamp()
-    except tf.errors.FailedPreconditionError:
-        return True
-    return False
-
-
 def _by_device(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def draw_on_device(ordered: bool = True) -> tf.Tensor:
         seed = draw(ordered)

@@ -54,6 +54,7 @@ class Trainer:
         record: which of `RECORDS` are recorded.
         targets: further values of each step.
         loop: replaces the repeating; see `pipefit.training.own_loops`.
+        deterministic: all ops are, so what an own loop does can be compared with doing it again.
 
     Raises:
         SpecError: if the batch cannot be split as asked, or a layer cannot be compiled.
@@ -71,6 +72,7 @@ class Trainer:
         record: frozenset[str] = frozenset(),
         targets: Targets | None = None,
         loop: TrainLoop | None = None,
+        deterministic: bool = True,
     ):
         if feed.batch_size % accumulate:
             raise SpecError(
@@ -81,7 +83,7 @@ class Trainer:
         self.feed, self.replicas = feed, replicas
         self.batch_size = feed.batch_size
         self.targets = targets or Targets({}, "train")
-        self.loop = loop
+        self.loop, self.deterministic = loop, deterministic
         self.state = State(objective.model, updates)
         self.step = 0
         self.position = 0

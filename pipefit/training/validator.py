@@ -17,7 +17,6 @@ from pipefit.training.devices import Batch, Replicas, Slice
 from pipefit.training.objective import Forward, Objective
 from pipefit.training.own_loops import different, refuse_different_again
 from pipefit.training.pipeline import Failures, validation_batches
-from pipefit.training.randomness import reproducible
 from pipefit.training.state import Arrays, State, refuse_unsaved_random, to_numpy
 from pipefit.training.targets import Means, Targets, refuse_taken
 from pipefit.training.turns import Traced, Turns, on_devices
@@ -58,6 +57,7 @@ class Validator:
             `ValidationStep`.
         averages: by the path of a variable the averaged values to validate with.
         where: dotted key of the loop, for messages.
+        deterministic: all ops are, so what an own loop does can be compared with doing it again.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Validator:
         loop: ValidationLoop | None = None,
         averages: Mapping[str, Any] | None = None,
         where: str = "validation.loop",
+        deterministic: bool = True,
     ):
         self.objective, self.replicas = objective, replicas
         self.outputs = outputs
@@ -79,7 +80,7 @@ class Validator:
         self._failures = Failures()
         self._dataset = validation_batches(source, batch_size, self._failures)
         self._loop = loop or each_batch
-        self._where = where
+        self._where, self._deterministic = where, deterministic
         self._to_rehearse = loop is not None
         self._batches = Traced(where, self._batch, _check)
         self._calls = Traced(
@@ -151,7 +152,7 @@ class Validator:
                 f"{self._where}: changed {changed[0]!r} of the model; a validation leaves it as "
                 f"it is: call it with training=False"
             )
-        if reproducible():
+        if self._deterministic:
             again = self._over(iter([batch]))
             refuse_different_again(f"{self._where}: a batch", _arrays(found), _arrays(again))
         self._to_rehearse = False
