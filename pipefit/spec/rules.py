@@ -135,11 +135,20 @@ def _unknown_metrics(spec: Spec) -> Iterator[str]:
             text = unknown("unknown validation set", rule.validation, spec.validation)
             yield f"{place} = {show(rule.metric)}: {text}"
             continue
+        if _may_be_other(spec, rule):
+            continue
         metrics = spec.validation[rule.validation].metrics
         by_default = all(member.loss is None for member in _members(spec))
         own = metrics if metrics is not None else ("accuracy",) if by_default else ()
         known = [f"{rule.validation}/{name}" for name in ("loss", *own)]
         yield from _unknown("metric", place, rule.metric, known)
+
+
+def _may_be_other(spec: Spec, rule: MetricRule) -> bool:
+    """Whether the metric may be a value of a target, or of a class's; only the worker knows them."""
+    target, slash, _ = rule.metric.removeprefix(f"{rule.validation}/").partition("/")
+    known = target in spec.validation[rule.validation].targets
+    return bool(slash) and (known or spec.experiment is not None)
 
 
 def _metric_rules(spec: Spec) -> dict[str, MetricRule]:

@@ -272,3 +272,13 @@ def test_keys_of_later_versions_are_unknown(read, key):
 def test_names_that_are_taken_or_not_there_are_refused(read, changes, problem):
     with pytest.raises(SpecError, match=re.escape(problem)):
         read(changes)
+
+
+def test_a_value_of_a_target_or_of_a_classs_may_decide(read):
+    target = {"validation.test.targets.norms": {"builder": "a:b"}}
+    best = {"save.best": {"metric": "test/norms/largest", "mode": "min"}}
+    assert read({**target, **best}).save.best.metric == "test/norms/largest"
+    read({"experiment": "mine:Mine", **best})
+    for changes in (best, {**target, "save.best.metric": "again/norms/largest"}):
+        with pytest.raises(SpecError, match="unknown metric"):
+            read(changes)
