@@ -195,7 +195,10 @@ class RunReader(Protocol):
 
 
 class Values(Protocol):
-    """A value that was recorded at steps, exactly as it was; read when it is asked for."""
+    """A value that was recorded at steps, exactly as it was; read when it is asked for.
+
+    What is replaced before it is read comes as it was, or `NotFound` says so.
+    """
 
     name: str
     steps: np.ndarray

@@ -111,6 +111,20 @@ def read_index(header: str) -> TensorIndex:
     return TensorIndex(start=8 + len(header.encode()), entries=entries)
 
 
+def decode_tensors(data: memoryview) -> dict[str, np.ndarray]:
+    """All tensors of a file, as views on its bytes.
+
+    Raises:
+        ValueError, KeyError, TypeError: this is no such file.
+    """
+    index = read_index(header_text(data))
+    section = data[index.start :]
+    return {
+        name: tensor(entry, section[entry.begin : entry.end])
+        for name, entry in index.entries.items()
+    }
+
+
 def tensor(entry: TensorEntry, data: memoryview) -> np.ndarray:
     """One tensor as a view on its bytes."""
     return np.frombuffer(data, dtype=dtype_of(entry.dtype)).reshape(entry.shape)

@@ -14,14 +14,19 @@ def open_store(uri: str | None = None) -> Store:
     """The store at an address; nothing is connected yet.
 
     Args:
-        uri: mongodb://USER:PASSWORD@HOST:PORT/DATABASE; or "embedded" for Pipefit's own server on
-            this machine, which is started if it does not run; None: what the settings say.
+        uri: mongodb://USER:PASSWORD@HOST:PORT/DATABASE; or file:///FOLDER for a folder without a
+            database; or "embedded" for Pipefit's own server on this machine, which is started if it
+            does not run; None: what the settings say.
 
     Raises:
         StoreError: the address cannot be read.
         ServerError: the embedded server cannot be started.
     """
     address = settings.mongo_uri() if uri is None else uri
+    if address.startswith("file:"):
+        from pipefit.store.local import LocalStore, folder_of
+
+        return LocalStore(folder_of(address))
     if address == settings.EMBEDDED:
         from pipefit.store import server
 

@@ -1,0 +1,158 @@
+"""Files of a run: written under a fresh name, verified, read whole or in parts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedReader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipefit.errors import CheckpointCorrupt, StoreError
+from pipefit.store.backend import StoredFile, undamaged
+from pipefit.store.local import disk
+from pipefit.store.local.disk import guarded
+from pipefit.store.local.places import file_name, is_file_name
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_PIECE = 4 * 2**20
+
+
+class Folder:
+    """`pipefit.store.backend.Files` in a folder; a file's id is its name.
+
+    Args:
+        path: the folder.
+        shown: that of the store, for people.
+    """
+
+    def __init__(self, path: Path, shown: str) -> None:
+        self.path = path
+        self.shown = shown
+
+    @guarded
+    def put(self, data: bytes, filename: str, metadata: Mapping[str, Any]) -> StoredFile:
+        """Write the bytes under a fresh name that resembles the wanted one, and read them back.
+
+        Raises:
+            CheckpointCorrupt: what came back is not what was written.
+        """
+        disk.make_folders(self.path)
+        name = file_name(filename)
+        digest = hashlib.sha256()
+        draft = disk.write(self.path, _digested(data, digest))
+        stored = StoredFile(name, len(data), digest.hexdigest())
+        try:
+            with draft.open("rb") as file:
+                _forget(file)
+                self._check(stored, *_digest_of(file))
+        except BaseException:
+            disk.remove(draft)
+            raise
+        disk.move(draft, self.path / name)
+        return stored
+
+    def put_tensors(
+        self, tensors: Mapping[str, np.ndarray], filename: str, metadata: Mapping[str, Any]
+    ) -> StoredFile:
+        """Write tensors in the safetensors layout."""
+        from pipefit.store import codec
+
+        return self.put(codec.encode_tensors(tensors), filename, metadata)
+
+    @guarded
+    def read(self, file: StoredFile) -> bytearray:
+        """All bytes of a file, verified.
+
+        Raises:
+            CheckpointCorrupt: it is gone, or its length or sha256 differ.
+        """
+        buffer = bytearray(file.size)
+        view = memoryview(buffer)
+        digest = hashlib.sha256()
+        at = 0
+        with self._opened(file) as stored:
+            while at < file.size and (done := stored.readinto(view[at : at + _PIECE])):
+                digest.update(view[at : at + done])
+                at += done
+            at += len(stored.read(1))
+        self._check(file, at, digest.hexdigest())
+        return buffer
+
+    def _check(self, file: StoredFile, size: int, sha256: str) -> None:
+        if (size, sha256) != (file.size, file.sha256):
+            raise CheckpointCorrupt(
+                f"{file.label} is damaged: {self.path / file.id} holds {size} bytes with sha256 "
+                f"{sha256}, its record says {file.size} bytes and {file.sha256}; use an earlier one"
+            )
+
+    @guarded
+    def read_tensors(self, file: StoredFile, include: str | None = None) -> dict[str, np.ndarray]:
+        """The tensors whose name matches `include`; None: all, and the whole file is verified.
+
+        Raises:
+            CheckpointCorrupt: the file is gone or damaged.
+        """
+        from pipefit.store import codec
+
+        with undamaged(file):
+            if include is not None:
+                return self._read_some(file, include)
+            return codec.decode_tensors(memoryview(self.read(file)))
+
+    def _read_some(self, file: StoredFile, include: str) -> dict[str, np.ndarray]:
+        from pipefit.store import codec
+
+        with self._opened(file) as stored:
+            if os.fstat(stored.fileno()).st_size != file.size:
+                raise ValueError("it has another length than its record says")
+            begin = stored.read(8)
+            length = codec.header_length(begin)
+            if 8 + length > file.size:
+                raise ValueError("its header points beyond its end")
+            index = codec.read_index(codec.header_text(begin + stored.read(length)))
+            found = {}
+            for name, entry in index.matching(include).items():
+                data = bytearray(max(0, entry.end - entry.begin))
+                stored.seek(index.start + entry.begin)
+                if stored.readinto(data) != len(data):
+                    raise ValueError("its index points beyond its end")
+                found[name] = codec.tensor(entry, memoryview(data))
+        return found
+
+    def _opened(self, file: StoredFile) -> BufferedReader:
+        if not is_file_name(file.id):
+            raise StoreError(f"{file.id!r} is not the id of a file: it is a name in a folder")
+        try:
+            return (self.path / file.id).open("rb")
+        except FileNotFoundError:
+            raise CheckpointCorrupt(
+                f"{file.label} is gone from {self.path} ({file.id}); use an earlier one"
+            ) from None
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Remove files; those that are gone already do not matter."""
+        for name in ids:
+            if is_file_name(name):
+                disk.remove(self.path / name)
+
+
+def _digested(data: bytes, digest: hashlib._Hash) -> Iterator[memoryview]:
+    view = memoryview(data)
+    for at in range(0, len(view), _PIECE):
+        digest.update(view[at : at + _PIECE])
+        yield view[at : at + _PIECE]
+
+
+def _forget(file: BufferedReader) -> None:
+    """Let what is read next come from the disk, where that can be asked for."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _digest_of(file: BufferedReader) -> tuple[int, str]:
+    digest = hashlib.file_digest(file, "sha256")
+    return file.tell(), digest.hexdigest()

@@ -1,0 +1,187 @@
+"""Who owns a run in a folder: taking the lease, keeping it, and what happens to the one before.
+
+Nothing is locked. Every change is made from one version of the run's document and is refused if
+that is no longer the newest (`pipefit.store.local.versions`), so two processes cannot take one run,
+and one that was stopped, for however long and at whatever point, finds itself succeeded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from pipefit.errors import LeaseLost, RunOwned, StoreError
+from pipefit.records import NOTHING, RunState
+from pipefit.store import documents
+from pipefit.store.backend import Document
+from pipefit.store.documents import plain
+from pipefit.store.identity import Change, accepted_changes, program_text
+from pipefit.store.local import disk
+from pipefit.store.local.backend import LocalBackend
+from pipefit.store.local.disk import guarded
+from pipefit.store.local.runs import Draft, RunFiles, public
+from pipefit.store.local.versions import Version
+from pipefit.store.ownership import Claim, lost_text, owned_text
+
+# Every repetition means that another process changed the run in between.
+_TRIES = 100
+
+
+class LocalLeases:
+    """Takes and keeps the lease of one run.
+
+    Args:
+        backend: of the run's collection.
+        name: the run.
+    """
+
+    def __init__(self, backend: LocalBackend, name: str) -> None:
+        self.backend = backend
+        self.name = name
+        self.files: RunFiles = backend.files_of(name)
+
+    @property
+    def shown(self) -> str:
+        """The folder of the store, for people."""
+        return self.backend.shown
+
+    @guarded
+    def acquire(self, claim: Claim) -> int:
+        """Make the claim's owner the owner of the run, which is created if it is new.
+
+        Returns:
+            The fence of this ownership.
+
+        Raises:
+            RunOwned, IdentityMismatch: as `Store.acquire` says.
+        """
+        self.files.place.create()
+        for _ in range(_TRIES):
+            version = self.files.newest()
+            with Draft(self.files, version) as draft:
+                try:
+                    if version is None:
+                        _create(draft, claim)
+                    else:
+                        self._succeed(draft, version, claim)
+                except FileNotFoundError:  # its story has been replaced, and so has the version
+                    continue
+                _take(draft, claim)
+                if draft.publish() is not None:
+                    fence: int = draft.document["fence"]
+                    return fence
+        raise StoreError(f"run {self.name!r} changes its owner all the time: too many want it")
+
+    def _succeed(self, draft: Draft, version: Version, claim: Claim) -> None:
+        now = disk.now(self.files.place.document)
+        run = {**public(version, now), **draft.story}
+        changes = accepted_changes(run, claim.order)
+        if documents.lease_of(run) is not None:
+            raise RunOwned(owned_text(run, self.backend.collection))
+        attempt = draft.document["attempt"]
+        if attempt["ended"] is None:
+            reason = f"ended without a word, succeeded by {claim.owner}"
+            outcome = {"state": str(RunState.INTERRUPTED), "reason": reason}
+            attempt.update(ended=datetime.now(UTC), **outcome)
+        draft.close_attempt(attempt, draft.story["program"])
+        draft.story["program"] = program_text(claim.order, run)
+        _note_changes(draft, changes)
+
+    @guarded
+    def change(self, fence: int, alter: Callable[[Draft, Version], None]) -> Version:
+        """Change the run's document if `fence` still owns it, which prolongs the lease.
+
+        Args:
+            fence: the ownership.
+            alter: makes the next version from the one that it is given; it may be called again.
+
+        Returns:
+            The next version.
+
+        Raises:
+            LeaseLost: it does not own the run; nothing is changed.
+        """
+        for _ in range(_TRIES):
+            version = self.owned(fence)
+            with Draft(self.files, version) as draft:
+                try:
+                    alter(draft, version)
+                except FileNotFoundError:
+                    if self.owned(fence).number == version.number:
+                        raise
+                    continue
+                published = draft.publish()
+                if published is not None:
+                    return published
+        raise StoreError(f"run {self.name!r} changes all the time: too many processes write to it")
+
+    @guarded
+    def owned(self, fence: int) -> Version:
+        """The run's document. Raises `LeaseLost` if `fence` does not own the run."""
+        version = self.files.newest()
+        if version is None:
+            self.backend.root.exists()  # or it is away
+            raise LeaseLost(lost_text(None, self.name, fence))
+        lease = version.document["lease"]
+        if version.document["fence"] != fence or lease is None or lease["fence"] != fence:
+            raise LeaseLost(lost_text(version.document, self.name, fence))
+        return version
+
+
+def _create(draft: Draft, claim: Claim) -> None:
+    draft.document |= {
+        "version": documents.VERSION,
+        "name": claim.order.name,
+        "fence": 0,
+        "created": datetime.now(UTC),
+        "line": [],
+        "committed": None,
+        "best": None,
+        "progress": None,
+        "state": str(RunState.RUNNING),
+        "reason": None,
+        "ended": None,
+        "inside": {"story": None, "checkpoints": None, "logs": [], "past": None},
+    }
+    draft.story.update(program=program_text(claim.order, None), history=[], described=None)
+
+
+def _take(draft: Draft, claim: Claim) -> None:
+    """Hand the run over to the claim's owner."""
+    order, owner, now = claim.order, documents.owner_document(claim.owner), datetime.now(UTC)
+    fence = draft.document["fence"] + 1
+    draft.story.update(parts=json.dumps(plain(order.parts)), spec=order.spec)
+    lease = {
+        "fence": fence,
+        "token": claim.token,
+        "owner": owner,
+        "since": now,
+        "ttl": claim.ttl,
+    }
+    attempt: Document = {
+        "fence": fence,
+        "owner": owner,
+        "started": now,
+        "start": NOTHING,
+        "ended": None,
+        "state": str(RunState.RUNNING),
+        "reason": None,
+        "reached": None,
+        "tail": None,
+    }
+    draft.document |= {
+        "identity": order.identity,
+        "steps": order.steps,
+        "fence": fence,
+        "lease": lease,
+        "attempt": attempt,
+    }
+
+
+def _note_changes(draft: Draft, changes: list[Change]) -> None:
+    if changes:
+        entry = {"time": datetime.now(UTC), "fence": draft.document["fence"] + 1}
+        entry["changes"] = [asdict(change) for change in changes]
+        draft.story["history"] = [*draft.story["history"], entry]
