@@ -145,7 +145,7 @@ def _unknown_metrics(spec: Spec) -> Iterator[str]:
 
 
 def _may_be_other(spec: Spec, rule: MetricRule) -> bool:
-    """Whether the metric may be a value of a target, or of a class's; only the worker knows them."""
+    """Whether it may be a value of a target, or one of a class's; only the worker knows them."""
     target, slash, _ = rule.metric.removeprefix(f"{rule.validation}/").partition("/")
     known = target in spec.validation[rule.validation].targets
     return bool(slash) and (known or spec.experiment is not None)

@@ -15,7 +15,7 @@ Nothing but the variables of the model and the optimizer is saved, so nothing el
 influence: the first step is done twice, from the same state, to see whether it gives the same.
 What depends on the step, such as a seed of random numbers, follows from `step.number`.
 
-It costs calls into Python for every step (see docs/speed.md).
+It costs calls into Python for every step (see docs/own-model-and-data.md).
 """
 
 from __future__ import annotations
