@@ -220,6 +220,31 @@ class ClosedLine:
 
 
 @dataclass(frozen=True)
+class Garbage:
+    """Something in a store that counts for nobody: `Store.garbage` finds and removes it.
+
+    Attributes:
+        collection: where it is.
+        run: of which run it was to be part; "" if nobody knows.
+        kind: "checkpoint", "outputs", "values" or "artifact": a file that nothing names, or outputs
+            that no validation names; "draft": a record, with its files, of steps that were made
+            again; "bytes": of a file that is not there; "import": half a run.
+        id: of the file, the outputs, the record or the run.
+        size: bytes of its files.
+        age: seconds since it was written, or since it stopped to count.
+        held: why it must stay for now; None: it may be removed.
+    """
+
+    collection: str
+    run: str
+    kind: str
+    id: str
+    size: int
+    age: float
+    held: str | None
+
+
+@dataclass(frozen=True)
 class MetricBlock:
     """Metrics, and other values, of consecutive steps.
 

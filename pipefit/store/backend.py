@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipefit.errors import CheckpointCorrupt
+from pipefit.records import Owner
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +22,29 @@ if TYPE_CHECKING:
     from pipefit.store.columns import Packed
 
 Document = dict[str, Any]
+
+
+CHECKPOINTS, ARTIFACTS = "checkpoints", "artifacts"
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A file as it is found where files are, whether anything names it or not.
+
+    Attributes:
+        id: its id.
+        place: CHECKPOINTS or ARTIFACTS.
+        size: bytes, as far as they are known without reading them.
+        written: when its writing began.
+        metadata: what it was written with, but for long texts; empty for bytes of which there is
+            nothing else.
+    """
+
+    id: str
+    place: str
+    size: int
+    written: datetime
+    metadata: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -143,6 +168,76 @@ class Backend(Protocol):
 
     def new_id(self) -> str:
         """An id that nothing has yet."""
+
+    # What follows is about all that there is, whether it counts or not.
+
+    def now(self) -> datetime:
+        """The time, by the clock that `written` and `created` are of."""
+
+    def known_runs(self) -> set[str]:
+        """Names of runs of which there is a document or a record."""
+
+    def all_records(self, run: str, *, values: bool) -> Iterator[Document]:
+        """All records of a run, by kind, name, step and branch; without `values` light ones."""
+
+    def list_files(self) -> list[FoundFile]:
+        """All files, complete or not."""
+
+    def arrivals(self) -> list[Arriving]:
+        """The runs that are being brought in, or were when their process was killed."""
+
+    def arrive(self, name: str, owner: Owner) -> Arrival:
+        """Begin to bring a run in.
+
+        Raises:
+            RunOwned: another process is bringing it in.
+            StoreError: there is a run of this name.
+        """
+
+    def drop_arrival(self, arriving: Arriving) -> bool:
+        """Remove what was brought in, unless it was seen since; whether it was removed."""
+
+    def drop_same(self, record: Mapping[str, Any]) -> bool:
+        """Delete a record unless it was replaced since it was read; whether it was deleted."""
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """A run that is being brought in: by whom, and when that process was last seen at it."""
+
+    run: str
+    owner: Owner
+    seen: datetime
+    token: str
+
+
+class Arrival(Protocol):
+    """Brings in a run of which nobody sees anything before `settle`."""
+
+    def add_file(
+        self, place: str, file: StoredFile, data: bytes, metadata: Mapping[str, Any]
+    ) -> None:
+        """Write a file under its own id.
+
+        Args:
+            place: CHECKPOINTS or ARTIFACTS.
+            file: what it is.
+            data: its bytes.
+            metadata: what is known of its origin.
+        """
+
+    def add_records(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write records as they are, `created` included."""
+
+    def settle(self, document: Mapping[str, Any]) -> None:
+        """Write the run's document as it is. This is the commit.
+
+        Raises:
+            LeaseLost: the arrival was dropped.
+        """
+
+    def abandon(self) -> None:
+        """Remove all of it."""
 
 
 @contextmanager

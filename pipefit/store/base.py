@@ -11,6 +11,7 @@ from pipefit.records import (
     CheckpointInfo,
     ClosedLine,
     Ended,
+    Garbage,
     Lease,
     MetricBlock,
     Owner,
@@ -312,6 +313,23 @@ class Store(Protocol):
         Raises:
             RunOwned: another process owns the run.
             NotFound: the run keeps no checkpoint of that step (the message says of which).
+        """
+
+    def garbage(
+        self, collection: str | None = None, *, remove: bool = False, grace: float = 3600.0
+    ) -> list[Garbage]:
+        """Find what counts for nobody: what killed processes left, and superseded drafts.
+
+        Nothing is found that a process which lives may still publish, and nothing that counts in a
+        run or in one of its closed lines; so it is safe beside trainings and readers. Without
+        `remove` nothing is written.
+
+        Args:
+            collection: where to look; None: in all.
+            remove: also remove what is not held; what is returned then is gone, or held.
+            grace: seconds for which is held what nobody can say to be dead: what a process on
+                another host may be writing without a lease, drafts that a reader may be reading. An
+                owner that has been silent for so long after its lease is refused from then on.
         """
 
     def outputs_writer(self, collection: str, name: str, set_name: str) -> OutputsWriter:

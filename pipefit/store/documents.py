@@ -67,7 +67,7 @@ from pipefit.records import (
     Validation,
 )
 from pipefit.store.backend import Document, StoredFile
-from pipefit.store.owner import is_dead
+from pipefit.store.owner import is_dead, this_process
 
 #: Of the layout; `pipefit.store.schema` tells what the older ones were.
 VERSION = 2
@@ -92,6 +92,14 @@ def owner_document(owner: Owner) -> Document:
         "pid": owner.pid,
         "started": owner.started,
     }
+
+
+def writing_process() -> Document:
+    """The field `owner` in the metadata of a file that is written without a lease.
+
+    If its process is dead, nobody will name it any more.
+    """
+    return {"owner": owner_document(this_process())}
 
 
 def lease_of(run: Mapping[str, Any]) -> Lease | None:

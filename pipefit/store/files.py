@@ -17,7 +17,7 @@ from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
 from pipefit.errors import CheckpointCorrupt, StoreError
-from pipefit.store.backend import Document, StoredFile, undamaged
+from pipefit.store.backend import Document, FoundFile, StoredFile, undamaged
 from pipefit.store.client import REPLICATED, Connection, guarded, retrying
 
 if TYPE_CHECKING:
@@ -75,10 +75,43 @@ class Bucket:
         from pipefit.store import codec
 
         data = codec.encode_tensors(tensors)
-        index = {}
-        if codec.header_length(data) <= _HEADER_LIMIT:
-            index["header"] = codec.header_text(data)
-        return self.put(data, filename, {**metadata, **index})
+        return self.put(data, filename, {**metadata, **_index_of(data)})
+
+    def put_as(self, file: StoredFile, data: bytes, metadata: Mapping[str, Any]) -> None:
+        """Write a file of another store under its id there, and read it back.
+
+        What there is of it already, of an earlier try for the same run, is replaced.
+
+        Args:
+            file: what it is.
+            data: its bytes.
+            metadata: at least the run.
+
+        Raises:
+            StoreError: another run has a file of this id.
+            CheckpointCorrupt: the bytes are not those of the file.
+        """
+        key = _object_id(file.id)
+        index = _index_of(data) if self.name.endswith(".checkpoints") else {}
+        with self.connection.errors():
+            there = retrying()(self.files.find_one, {"_id": key}, {"metadata.run": 1})
+            if there is not None and there["metadata"]["run"] != metadata["run"]:
+                raise StoreError(
+                    f"{self.name} has a file {file.id} of another run, "
+                    f"{there['metadata']['run']!r}: import into another database"
+                )
+            retrying()(self._create_index)
+            document = {**metadata, **index, "sha256": file.sha256}
+            retrying()(self._put_again, key, data, f"{metadata['run']}/{file.id}", document)
+        self._check(file)
+
+    def _put_again(self, key: ObjectId, data: bytes, filename: str, metadata: Document) -> None:
+        self._remove([key])
+        self._insert(key, data, filename, metadata)
+
+    @guarded
+    def _check(self, file: StoredFile) -> None:
+        self._verify(file)
 
     def _put_once(
         self, data: bytes, filename: str, metadata: Document, failed: list[ObjectId]
@@ -252,6 +285,34 @@ class Bucket:
                 raise ValueError("a chunk is missing")
         return buffer
 
+    def found(self, place: str) -> Iterator[FoundFile]:
+        """All files, and bytes of which there is no file; called `place`."""
+        # The bytes first: of a file that is written meanwhile the document is there by then.
+        stages: list[Mapping[str, Any]] = [
+            {"$sort": {"files_id": 1, "n": 1}},
+            {"$group": {"_id": "$files_id"}},
+        ]
+        lonely = {found["_id"] for found in self.chunks.aggregate(stages, allowDiskUse=True)}
+        for file in self.files.find({}, {"metadata.header": 0}):
+            lonely.discard(file["_id"])
+            metadata = file.get("metadata") or {}
+            yield FoundFile(str(file["_id"]), place, file["length"], file["uploadDate"], metadata)
+        for key in lonely:
+            if isinstance(key, ObjectId):  # ours are
+                yield self._lonely(key, place)
+
+    def _lonely(self, key: ObjectId, place: str) -> FoundFile:
+        """Bytes without a file; how old they are only the clock of their writer tells."""
+        last = self.chunks.find_one({"files_id": key}, {"_id": 1}, sort=[("n", -1)])
+        newest = last["_id"] if last else key
+        written = (newest if isinstance(newest, ObjectId) else key).generation_time
+        stages: list[Mapping[str, Any]] = [
+            {"$match": {"files_id": key}},
+            {"$group": {"_id": None, "size": {"$sum": {"$binarySize": "$data"}}}},
+        ]
+        size = next((group["size"] for group in self.chunks.aggregate(stages)), 0)
+        return FoundFile(str(key), place, size, written, {})
+
     @guarded
     def remove(self, ids: Iterable[str]) -> None:
         """Remove files; those that are gone already do not matter."""
@@ -262,6 +323,15 @@ class Bucket:
             # The documents last: they say whose chunks are left if this is cut off.
             self.chunks.delete_many({"files_id": {"$in": keys}})
             self.files.delete_many({"_id": {"$in": keys}})
+
+
+def _index_of(data: bytes) -> Document:
+    """What is kept of a file of tensors in its metadata."""
+    from pipefit.store import codec
+
+    if codec.header_length(data) > min(_HEADER_LIMIT, len(data) - 8):
+        return {}
+    return {"header": codec.header_text(data)}
 
 
 def _chunk_numbers(begin: int, end: int, size: int) -> range:

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from pipefit import records
 from pipefit.errors import NotFound, StoreError
-from pipefit.records import CheckpointInfo, Lease, Owner, RunOrder, RunStatus, Validation
-from pipefit.store import documents, rewinding
+from pipefit.records import (
+    CheckpointInfo,
+    Garbage,
+    Lease,
+    Owner,
+    RunOrder,
+    RunStatus,
+    Validation,
+)
+from pipefit.store import documents, garbage, rewinding
 from pipefit.store.backend import Backend, Document
 from pipefit.store.documents import ARTIFACT, CHECKPOINT, OUTPUTS, SUMMARY, VALIDATED
+from pipefit.store.garbage import GRACE
 from pipefit.store.identity import accepted_changes
 from pipefit.store.reader import StoredRun
 
@@ -36,6 +45,10 @@ class GeneralStore(abc.ABC):
     @abc.abstractmethod
     def collections(self) -> list[str]:
         """Collections that have runs."""
+
+    @abc.abstractmethod
+    def _places(self) -> list[str]:
+        """Collections of which there is anything."""
 
     @abc.abstractmethod
     def _backend(self, collection: str) -> Backend:
@@ -150,6 +163,23 @@ class GeneralStore(abc.ABC):
         _existing(backend, name)
         return rewinding.rewind(backend, name, step)
 
+    def garbage(
+        self, collection: str | None = None, *, remove: bool = False, grace: float = GRACE
+    ) -> list[Garbage]:
+        """Find what counts for nobody, in a collection or in all.
+
+        Args:
+            collection: where; None: everywhere.
+            remove: also remove what is not held; what is returned is gone then.
+            grace: seconds for which what somebody may still be using is held.
+        """
+        places = self._places() if collection is None else [collection]
+        return [
+            found
+            for place in places
+            for found in garbage.collect(self._backend(place), remove=remove, grace=grace)
+        ]
+
     def outputs_writer(self, collection: str, name: str, set_name: str) -> StoredOutputsWriter:
         """A writer for per-example outputs of one validation."""
         backend = self._backend(collection)
@@ -220,7 +250,7 @@ class GeneralStore(abc.ABC):
         before = [record for record in stored if documents.counts(run, record)]
         branch = documents.branch_of(run)
         files = backend.artifacts_of(name)
-        origin = {"run": name, "step": step, "artifact": artifact}
+        origin = {"run": name, "step": step, "artifact": artifact, **documents.writing_process()}
         file = files.put(data, f"{name}/{step}/{artifact}", origin)
         key = {"run": name, "kind": ARTIFACT, "name": artifact, "step": step, "fence": 0}
         # This is the commit: from here on the record names the new file.

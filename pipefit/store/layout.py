@@ -13,21 +13,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from bson import ObjectId
-from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
-from pipefit.errors import CheckpointCorrupt, NotFound, StoreError, StoreUnavailable
-from pipefit.records import check_collection_name
+from pipefit.errors import CheckpointCorrupt, NotFound, StoreUnavailable
 from pipefit.store.backend import Document, StoredFile
-from pipefit.store.client import Connection, guarded
-from pipefit.store.documents import METRICS, file_ids
+from pipefit.store.client import guarded
+from pipefit.store.contents import ARRIVING, KEY, Contents
+from pipefit.store.documents import METRICS, file_ids, writing_process
 from pipefit.store.files import Bucket
 
 if TYPE_CHECKING:
     from pipefit.store.columns import Packed
-
-#: What a record is unique by. `branch` is absent until the run is first rewound.
-KEY = ("run", "kind", "name", "step", "branch")
 
 # Of a record of metrics what tells what is in it, and the values that lie in it.
 _METRICS = ("run", "kind", "fence", "step", "steps", "written", "created")
@@ -41,37 +37,18 @@ _WITHOUT_VALUES = (
 _HEAVY = ("parts", "spec", "program", "described", "history")
 
 
-class Layout:
+class Layout(Contents):
     """`pipefit.store.backend.Backend` on MongoDB.
 
     Raises:
         StoreError: no collection may be called so.
     """
 
-    def __init__(self, connection: Connection, collection: str) -> None:
-        try:
-            self.collection = check_collection_name(collection)
-        except ValueError as error:
-            raise StoreError(str(error)) from None
-        self.connection = connection
-        self.checkpoints = Bucket(connection, f"{collection}.checkpoints")
-        self.artifacts = Bucket(connection, f"{collection}.artifacts")
-
-    @property
-    def runs(self) -> Collection[Document]:
-        """One document per run."""
-        return self.connection.database[f"{self.collection}.runs"]
-
-    @property
-    def records(self) -> Collection[Document]:
-        """All records of all runs."""
-        return self.connection.database[f"{self.collection}.records"]
-
     @guarded
     def find_runs(self, condition: Mapping[str, Any], *, light: bool = True) -> list[Document]:
         """Documents of runs with the server's time as `now`; light: without the long texts."""
         stages: list[Mapping[str, Any]] = [
-            {"$match": condition},
+            {"$match": {**condition, ARRIVING: None}},
             {"$set": {"now": "$$NOW"}},
             {"$sort": {"_id": 1}},
         ]
@@ -90,7 +67,7 @@ class Layout:
     @guarded
     def run_names(self, limit: int) -> list[str]:
         """Names of runs, at most so many."""
-        return [run["_id"] for run in self.runs.find({}, {"_id": 1}).limit(limit)]
+        return [run["_id"] for run in self.runs.find({ARRIVING: None}, {"_id": 1}).limit(limit)]
 
     @guarded
     def find_records(
@@ -168,6 +145,7 @@ class Layout:
         key = {"name": record["name"], "step": record["step"], "branch": record.get("branch")}
         before = self.find_records(record["run"], record["kind"], key, [f"{field}.file"])
         origin = {field: record[field] for field in ("run", "kind", "name", "step", "fence")}
+        origin |= writing_process()
         entries = self._stored(columns, origin)
         # From here on the record names the new files, even if the answer is lost.
         done = self.put({**record, field: entries})

@@ -13,14 +13,15 @@ from typing import Any
 from pymongo.errors import DuplicateKeyError
 
 from pipefit.errors import LeaseLost, RunOwned, StoreError
-from pipefit.records import NOTHING, RunState
+from pipefit.records import NOTHING, RunOrder, RunState
 from pipefit.store import documents
 from pipefit.store.backend import Document
 from pipefit.store.client import guarded
 from pipefit.store.documents import plain
 from pipefit.store.identity import Change, accepted_changes, program_text
 from pipefit.store.layout import Layout, unless_owned
-from pipefit.store.ownership import Claim, lost_text, owned_text
+from pipefit.store.owner import is_dead
+from pipefit.store.ownership import Claim, arriving_text, lost_text, owned_text
 
 # Every repetition means that another process took the run in between.
 _TRIES = 100
@@ -74,8 +75,17 @@ class Leases:
                 upsert=True,
             )
         except DuplicateKeyError:
+            self._refuse_arriving(claim.order)
             return None
         return 1
+
+    def _refuse_arriving(self, order: RunOrder) -> None:
+        """Raise `RunOwned` if a process is bringing the run in; a dead one's rest is removed."""
+        for arriving in self.layout.arrivals():
+            if arriving.run == order.name and is_dead(arriving.owner):
+                self.layout.drop_arrival(arriving)
+            elif arriving.run == order.name:
+                raise RunOwned(arriving_text(order.name, order.collection, arriving.owner))
 
     def _succeed(self, run: Document, claim: Claim) -> int | None:
         """The fence of this ownership; None if the run's owner changed just now."""

@@ -6,6 +6,7 @@ from bson import ObjectId
 
 from pipefit.records import Owner, RunOrder
 from pipefit.store.client import Connection, guarded
+from pipefit.store.contents import ARRIVING
 from pipefit.store.general import GeneralStore
 from pipefit.store.layout import Layout
 from pipefit.store.leases import Leases
@@ -32,12 +33,18 @@ class MongoStore(GeneralStore):
     def collections(self) -> list[str]:
         """Collections that have runs."""
         database = self.connection.database
-        names = database.list_collection_names(filter={"name": {"$regex": r"^[\w-]{1,64}\.runs$"}})
-        return sorted(
-            name.removesuffix(".runs")
-            for name in names
-            if database[name].find_one({}, {"_id": 1}) is not None
-        )
+        return [
+            name
+            for name in self._places()
+            if database[f"{name}.runs"].find_one({ARRIVING: None}, {"_id": 1}) is not None
+        ]
+
+    @guarded
+    def _places(self) -> list[str]:
+        parts = r"(runs|records|checkpoints\.files|artifacts\.files)"
+        pattern = {"name": {"$regex": rf"^[\w-]{{1,64}}\.{parts}$"}}
+        names = self.connection.database.list_collection_names(filter=pattern)
+        return sorted({name.partition(".")[0] for name in names})
 
     def _backend(self, collection: str) -> Layout:
         layout = Layout(self.connection, collection)

@@ -10,7 +10,7 @@ import numpy as np
 from pipefit.errors import NotFound, StoreError
 from pipefit.store.backend import Backend, Document, Files, StoredFile
 from pipefit.store.codec import encode_tensors, named_dtype
-from pipefit.store.documents import OUTPUTS
+from pipefit.store.documents import OUTPUTS, writing_process
 
 #: Bytes of a shard, roughly: what a writer and a reader hold in memory at a time.
 SHARD_BYTES = 16 * 1024 * 1024
@@ -117,7 +117,7 @@ class StoredOutputsWriter:
         file = self._files.put_tensors(
             shard,
             f"{self._run}/{self._set}/{len(self._shards)}.safetensors",
-            {"run": self._run, "outputs": self._id},
+            {"run": self._run, "outputs": self._id, **writing_process()},
         )
         self._shards.append(
             {"id": file.id, "examples": self._waiting, "size": file.size, "sha256": file.sha256}

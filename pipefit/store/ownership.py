@@ -113,6 +113,14 @@ def owned_text(run: Mapping[str, Any], collection: str) -> str:
     )
 
 
+def arriving_text(name: str, collection: str, owner: Owner) -> str:
+    """The message for whoever wants a run that is being brought in."""
+    return (
+        f"run {name!r} of collection {collection!r} is being imported by {owner}: wait for it; "
+        "what a dead process has left of it is removed by the next import, or by pipefit gc"
+    )
+
+
 def lost_text(run: Mapping[str, Any] | None, name: str, fence: int) -> str:
     """Why the attempt no longer owns the run, whose document is this one (None: gone)."""
     if run is None:

@@ -17,8 +17,9 @@ from pymongo.errors import OperationFailure
 
 from pipefit.errors import StoreError
 from pipefit.store.client import Document, guarded
+from pipefit.store.contents import KEY
 from pipefit.store.documents import VERSION
-from pipefit.store.layout import KEY, Layout
+from pipefit.store.layout import Layout
 
 _ID = "schema"
 _INDEX_NOT_FOUND = 27

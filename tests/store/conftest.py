@@ -7,6 +7,7 @@ from recorder import RECORDER
 pytest.register_assert_rewrite(
     "contract",
     "contract_checkpoints",
+    "contract_garbage",
     "contract_leases",
     "contract_records",
     "contract_results",

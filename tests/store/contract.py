@@ -4,6 +4,7 @@ An implementation gives a fixture `store`, an empty store. Nothing here knows ho
 """
 
 from contract_checkpoints import CheckpointsContract
+from contract_garbage import GarbageContract
 from contract_leases import LeasesContract
 from contract_records import RecordsContract
 from contract_results import ResultsContract
@@ -20,5 +21,6 @@ class StoreContract(
     CheckpointsContract,
     ResultsContract,
     RewindContract,
+    GarbageContract,
 ):
     """All of it."""
