@@ -115,9 +115,7 @@ class Feed:
                 period=self._period,
             )
         batches = _with_options(batches.prefetch(self._prefetch), self._reading, threads)
-        iterator: Iterator[Batch] = iter(self.waiting.measured(batches))
-        weakref.finalize(iterator, _end, weakref.ref(iterator), threads)
-        return iterator
+        return _opened(self.waiting.measured(batches), threads)
 
     def example(self) -> Batch:
         """The first example, augmented, as a batch of 1, to build the model with."""
@@ -171,7 +169,9 @@ class Once:
         threads = Readers(self._readers, self._failures)
         try:
             batches = self._reading.once(threads, self._batch_size).prefetch(self._prefetch)
-            yield from _with_options(batches, self._reading, threads)
+            # By a name, so that it lives until the threads have ended.
+            iterator = _opened(_with_options(batches, self._reading, threads), threads)
+            yield from iterator
         finally:
             threads.close()
 
@@ -200,6 +200,13 @@ def validation_batches(
     """
     reading = _reading(source, declared)
     return Once(reading, batch_size, failures or Failures(), readers, prefetch)
+
+
+def _opened(batches: tf.data.Dataset, threads: Readers) -> Iterator[Batch]:
+    """An iterator that can be dropped at any time."""
+    iterator: Iterator[Batch] = iter(batches)
+    weakref.finalize(iterator, _end, weakref.ref(iterator), threads)
+    return iterator
 
 
 def _end(iterator: weakref.ref[Any], threads: Readers) -> None:
