@@ -88,8 +88,15 @@ class TestALoopThatDoesNothingOfItsOwn:
         assert_equal(arrays(theirs), arrays(ours))
         assert (theirs.step, theirs.position) == (6, 48)
 
-    @pytest.mark.parametrize(("devices", "options"), [(2, {}), (1, {"accumulate": 2})])
-    def test_also_on_two_devices_and_with_slices(self, devices, options):
+    @pytest.mark.parametrize(
+        ("devices", "options"),
+        [
+            (2, {}),
+            (1, {"accumulate": 2}),
+            (1, {"jit_compile": True, "updates": {"loss_scaling": True, "average": 0.9}}),
+        ],
+    )
+    def test_also_on_two_devices_with_slices_and_with_all_else(self, devices, options):
         ours = everything(devices, **options)
         theirs = everything(devices, loop=one_by_one, **options)
         assert_equal(theirs.run(4), ours.run(4))
