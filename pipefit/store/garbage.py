@@ -80,7 +80,12 @@ class _Item:
 
 @dataclass(frozen=True)
 class _Holder:
-    """Whoever may still name what was written since then; None: nobody."""
+    """Whoever may still name what was written since then; None: nobody.
+
+    Attributes:
+        words: who; None: nobody.
+        since: since then; None: whenever.
+    """
 
     words: str | None = None
     since: datetime | None = None
@@ -150,10 +155,10 @@ class _Sweep:
             return _Holder()
         owner = Owner(**lease["owner"])
         if lease["expires"] > after["now"]:
-            return _Holder(f"its run is owned by {owner}", lease["since"])
+            return _Holder(f"its run is owned by {owner}", lease["since"] - self._grace)
         if self._is_given_up(after):
             return _Holder()
-        return _Holder(f"{owner} may come back to its run", lease["since"])
+        return _Holder(f"{owner} may come back to its run", lease["since"] - self._grace)
 
     def _items(
         self, run: Document | None, stored: Sequence[Document], holder: _Holder

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipefit.errors import NotFound, StoreError
+from pipefit.records import Owner
 from pipefit.store import documents
-from pipefit.store.backend import Document
+from pipefit.store.backend import Arrival, Arriving, Document, FoundFile
 from pipefit.store.documents import ATTEMPT, CHECKPOINT, METRICS, VALIDATION
-from pipefit.store.local import blocks, columns, disk, recordfiles
+from pipefit.store.local import blocks, columns, contents, disk, recordfiles
 from pipefit.store.local.disk import guarded
 from pipefit.store.local.files import Folder
 from pipefit.store.local.logs import read_logs
@@ -219,6 +220,42 @@ class LocalBackend:
     def new_id(self) -> str:
         """An id that nothing has yet."""
         return secrets.token_hex(12)
+
+    def now(self) -> datetime:
+        """The time, by the clock of this host."""
+        return datetime.now(UTC)
+
+    @guarded
+    def known_runs(self) -> set[str]:
+        """Names of runs of which there is a document or a record."""
+        return set(run_names(self.path))
+
+    def all_records(self, run: str, *, values: bool) -> Iterator[Document]:
+        """All records of a run but for drafts in logs, which the next attempt removes."""
+        with disk.errors(self.shown):
+            yield from contents.all_records(self, run, values=values)
+
+    @guarded
+    def list_files(self) -> list[FoundFile]:
+        """All files, complete or not."""
+        return contents.list_files(self.path)
+
+    @guarded
+    def drop_same(self, record: Mapping[str, Any]) -> bool:
+        """Delete a record unless it was replaced since it was read; whether it was deleted."""
+        return contents.drop_same(record)
+
+    def arrivals(self) -> list[Arriving]:
+        """The runs that are being brought in, or were when their process was killed."""
+        return []
+
+    def arrive(self, name: str, owner: Owner) -> Arrival:
+        """Begin to bring a run in."""
+        raise NotImplementedError
+
+    def drop_arrival(self, arriving: Arriving) -> bool:
+        """Remove what was brought in, unless it was seen since; whether it was removed."""
+        raise NotImplementedError
 
 
 def _attempts(files: RunFiles, version: Version) -> list[Document]:

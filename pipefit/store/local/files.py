@@ -136,7 +136,7 @@ class Folder:
     def remove(self, ids: Iterable[str]) -> None:
         """Remove files; those that are gone already do not matter."""
         for name in ids:
-            if is_file_name(name):
+            if is_file_name(name) or disk.is_draft(name):
                 disk.remove(self.path / name)
 
 

@@ -48,6 +48,10 @@ class LocalStore(GeneralStore):
         return [name for name in self.root.collections() if self._backend(name).run_names(1)]
 
     @guarded
+    def _places(self) -> list[str]:
+        return self.root.collections() if self.root.exists() else []
+
+    @guarded
     def _backend(self, collection: str) -> LocalBackend:
         self.root.exists()
         return LocalBackend(self.root, collection)
