@@ -98,11 +98,12 @@ def described(specs: Mapping[str, FieldSpec]) -> str:
     return ", ".join(f"{name} {spec}" for name, spec in specs.items())
 
 
-def declared_specs(texts: Mapping[str, str]) -> dict[str, FieldSpec]:
+def declared_specs(texts: Mapping[str, str], where: str = "fields") -> dict[str, FieldSpec]:
     """Read declarations of fields, such as those of `[data.NAME] fields`.
 
     Args:
         texts: by field, what `pipefit.spec.parse_field` reads: "float32[8,8,1]", "int64[]", "str".
+        where: they stand, for messages.
 
     Raises:
         DataError: naming the field and what is wrong.
@@ -113,7 +114,7 @@ def declared_specs(texts: Mapping[str, str]) -> dict[str, FieldSpec]:
             word, shape = parse_field(text)
         except (TypeError, ValueError) as error:
             rule = error if isinstance(text, str) else "must be a text"
-            raise DataError(f"fields.{name} = {show(text)}: {rule}") from error
+            raise DataError(f"{where}.{name} = {show(text)}: {rule}") from error
         specs[name] = FieldSpec(shape, np.dtype(word))
     return specs
 

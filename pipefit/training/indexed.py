@@ -107,8 +107,13 @@ class Indexed:
     def _take(self, indices: Indices) -> list[np.ndarray[Any, Any]]:
         fields = self._source.take(indices)
         check_fields(fields, len(indices), self.specs, self.name)
-        return [np.asarray(fields[name]) for name in self.specs]
+        return [encoded(np.asarray(fields[name])) for name in self.specs]
 
     def _taking(self, indices: Indices) -> str:
         which = ", ".join(map(str, indices[:3])) + (", ..." if len(indices) > 3 else "")
         return f"{self.name}: take() of {len(indices)} examples ({which})"
+
+
+def encoded(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array as TensorFlow takes it from a Python function: of texts their UTF-8."""
+    return np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array

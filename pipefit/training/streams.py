@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from pipefit.data import Fields, check_fields
 from pipefit.errors import DataError
+from pipefit.training.indexed import encoded
 from pipefit.training.readers import Readers
 
 logger = logging.getLogger("pipefit.run")
@@ -171,7 +172,7 @@ class Iterated:
             columns = {name: np.array([row[name] for row in rows]) for name in self.specs}
             check_fields(columns, len(rows), self.specs, self.name)
             if all(len(row) == len(columns) for row in rows):
-                return list(columns.values())
+                return [encoded(column) for column in columns.values()]
         except (ValueError, TypeError, KeyError, IndexError, DataError):
             pass  # it is looked for in the single examples, to tell its number
         for number, row in enumerate(rows, done - len(rows)):

@@ -82,7 +82,7 @@ class TFRecords:
         features: Mapping[str, str],
         names: Mapping[str, str] | None = None,
     ):
-        self._specs = declared_specs(features)
+        self._specs = declared_specs(features, "tfrecord: features")
         self._names = {field: field for field in features} | dict(names or {})
         if not features or set(self._names) != set(features):
             raise DataError(

@@ -190,16 +190,6 @@ class TestIterables:
         with pytest.raises(DataError, match=words):
             first(feed_of(Unlike(points(COUNT))), 2)
 
-    def test_texts_and_bytes_of_any_length(self):
-        class Names:
-            def __iter__(self):
-                for i in range(8):
-                    yield {"text": "n" * (i + 1), "raw": b"b" * (8 - i)}
-
-        batch = first(feed_of(Names()), 1)[0]
-        assert batch["text"].tolist() == [b"n" * (i + 1) for i in range(8)]
-        assert batch["raw"].tolist() == [b"b" * (8 - i) for i in range(8)]
-
     def test_that_can_be_read_only_once_are_refused(self):
         with pytest.raises(DataError, match=r"can be read only once.*__iter__"):
             feed_of({"x": i} for i in range(9))
@@ -207,6 +197,28 @@ class TestIterables:
     def test_of_something_else_are_refused(self):
         with pytest.raises(DataError, match=r"must give dicts.*not int"):
             feed_of([1, 2, 3])
+
+
+class Names:
+    """Texts and bytes, by index."""
+
+    def __len__(self):
+        return 8
+
+    def take(self, indices):
+        texts = ["ä" * (i + 1) for i in indices.tolist()]
+        return {"text": np.array(texts), "raw": np.array([t.encode("utf-16-be") for t in texts])}
+
+
+@pytest.mark.parametrize("kind", ["indexed", "rows", "arrays"])
+def test_texts_and_bytes_of_any_length(kind):
+    every = Names().take(np.arange(8))
+    kinds = {"indexed": Names, "arrays": lambda: Arrays(**every)}
+    kinds["rows"] = lambda: Rows(Arrays(**every))
+    order = np.arange(8) if kind == "rows" else examples(seed=SEED, start=0, count=8, n=8)
+    batch = first(feed_of(kinds[kind]()), 1)[0]
+    assert [text.decode() for text in batch["text"]] == ["ä" * (i + 1) for i in order]
+    assert batch["raw"].tolist() == every["raw"][order].tolist()
 
 
 class TestDatasets:
