@@ -18,6 +18,9 @@ from pipefit import settings
 from pipefit.errors import NotFound, PipefitError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipefit.records import Garbage
     from pipefit.store.base import RunReader, Store
     from pipefit.store.server import ServerStatus
 
@@ -103,6 +106,31 @@ def rewind(name: str, step: int, collection: str | None) -> None:
     click.echo(
         f"{run.collection}/{name} is at step {step}; what came after it is the closed line {number}"
     )
+
+
+@main.command()
+@click.option("--collection", metavar="C", help="Look only there.")
+@click.option("--dry-run", is_flag=True, help="List it, and remove nothing.")
+@click.option("--yes", is_flag=True, help="Remove it without asking.")
+def gc(collection: str | None, dry_run: bool, yes: bool) -> None:
+    """List what counts for nobody, and remove it.
+
+    Killed processes leave files that nothing names, and drafts of steps that were made again.
+    What a living process may be writing, or a reader may be reading, stays, whatever else runs.
+    """
+    from pipefit.report.text import garbage_table
+
+    store = _store()
+    found = store.garbage(collection)
+    if found:
+        click.echo(garbage_table(found, width=_width()))
+    idle = [item for item in found if item.held is None]
+    click.echo(_amount(idle, "can be removed"))
+    if not idle or dry_run or not (yes or _agreed()):
+        return
+    # Looked for again: what it was named by, or owned by, may have changed since.
+    removed = [item for item in store.garbage(collection, remove=True) if item.held is None]
+    click.echo(_amount(removed, "removed"))
 
 
 @main.group()
@@ -195,6 +223,21 @@ def _no_such(kind: str, name: str, store: Store, known: list[str]) -> str:
     nearest = difflib.get_close_matches(name, sorted(set(known)), n=5, cutoff=0.5)
     hint = f"the nearest: {', '.join(nearest)}" if nearest else "`pipefit runs` lists all"
     return f"no {kind} {name!r} in {store.describe()}; {hint}"
+
+
+def _amount(items: Sequence[Garbage], what: str) -> str:
+    from pipefit.report.words import size
+
+    total = size(sum(item.size for item in items))
+    return f"{len(items)} {'thing' if len(items) == 1 else 'things'} {what}, {total}"
+
+
+def _agreed() -> bool:
+    """Whether whoever sits at the terminal wants it to be removed; nobody there: no."""
+    if not sys.stdin.isatty():
+        click.echo("--yes removes it")
+        return False
+    return click.confirm("Remove it?")
 
 
 def _experiment_file(run: RunReader) -> str:

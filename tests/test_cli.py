@@ -141,6 +141,54 @@ def acquired(store, run):
     return store.acquire(order, this_process(), ttl=600)
 
 
+def test_garbage_is_listed_and_removed_when_one_says_so(pipefit, make_run, store):
+    assert pipefit("gc") == "0 things can be removed, 0 B\n"
+    run = make_run("mlp", steps=100)
+    outputs = store.outputs_writer("digits", "mlp", "test")
+    outputs.add({"x": np.zeros((10, 1000))})
+    key = outputs.close()
+    header, _, held, amount = pipefit("gc", "--yes").splitlines()
+    assert header.split()[:6] == ["collection", "run", "what", "id", "size", "age"]
+    assert held.split()[:6] == ["digits", "mlp", "outputs", key, "80.1", "kB"]
+    assert held.endswith("the process that wrote it may be alive")
+    assert amount == "0 things can be removed, 0 B"
+
+    leave_outputs(store)
+    assert "digits" in pipefit("gc", "--collection", "digits")
+    assert pipefit("gc", "--collection", "other") == "0 things can be removed, 0 B\n"
+    for words in ([], ["--dry-run"]):
+        assert "1 thing can be removed, 80.1 kB\n" in pipefit("gc", *words)
+    assert pipefit("gc").endswith("--yes removes it\n")
+    assert pipefit("gc", "--yes").endswith("\n1 thing removed, 80.1 kB\n")
+    assert "outputs" in pipefit("gc") and pipefit("gc").endswith("0 things can be removed, 0 B\n")
+    assert run.status().step == 100
+
+
+def test_garbage_is_removed_when_the_question_is_answered_so(environment, make_run, store):
+    make_run("mlp")
+    leave_outputs(store)
+    for answer, left in (("n", 1), ("y", 0)):
+        ours, theirs = pty.openpty()
+        child = subprocess.Popen([*PIPEFIT, "gc"], env=environment, stdin=theirs, stdout=theirs)
+        os.close(theirs)
+        os.write(ours, f"{answer}\n".encode())
+        while _read(ours):
+            pass
+        assert child.wait() == 0
+        assert len(store.garbage("digits")) == left
+
+
+def leave_outputs(store):
+    """Outputs that no validation names, of a process that is dead."""
+    pid = os.fork()
+    if pid == 0:
+        outputs = store.outputs_writer("digits", "mlp", "test")
+        outputs.add({"x": np.zeros((10, 1000))})
+        outputs.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
 def test_the_experiment_of_a_run_comes_back_as_a_file(pipefit, make_run, tmp_path, store):
     spec = read_spec(ROOT / "configs" / "digits.toml", {"name": "x", "train.steps": 7})
     make_run("x", spec=spec.to_json(), identity=spec.identity)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipefit.records import Attempt, ClosedLine, RunState
+from pipefit.records import Attempt, ClosedLine, Garbage, RunState
 from pipefit.report import story
 from pipefit.report.table import text_table, validations_table
 from pipefit.report.words import as_number, clean, duration, local_time, number, printable, size
@@ -60,6 +60,24 @@ def lines_text(lines: Iterable[ClosedLine], *, width: int | None = None) -> str:
         for line in lines
     ]
     return text_table(["line", "from", "to", "closed", "checkpoints"], cells, width=width)
+
+
+def garbage_table(found: Iterable[Garbage], *, width: int | None = None) -> str:
+    """What `pipefit gc` prints: what counts for nobody, and why some of it stays."""
+    cells = [
+        [
+            item.collection,
+            item.run or "?",
+            item.kind,
+            item.id,
+            size(item.size),
+            duration(max(item.age, 0.0)),
+            item.held or "",
+        ]
+        for item in found
+    ]
+    headers = ["collection", "run", "what", "id", "size", "age", "stays, because"]
+    return text_table(headers, cells, width=width)
 
 
 def _parts(run: RunReader, report: str | None, width: int | None) -> Iterator[str]:
