@@ -180,12 +180,28 @@ def on_devices(replicas: Replicas, model: keras.Model, function: Forward, fields
             return {k: v[:0] for k, v in named_outputs(function(model, part.spare)).items()}
 
     results = replicas.run(on_device, replicas.split(fields))
+    return joined_rows(replicas, results, fields, "step.call: result")
+
+
+def joined_rows(replicas: Replicas, results: Any, fields: Batch, what: str) -> Batch:
+    """What every device has computed of its slice of a batch, put together.
+
+    Args:
+        replicas: the devices.
+        results: per-device tensors by name.
+        fields: the batch.
+        what: they are, for messages.
+
+    Raises:
+        SpecError: on several devices, for one that has not one row per example.
+    """
     if replicas.count > 1:
         examples = replicas.sizes(next(iter(fields.values())).shape[0])[0]
         for name, value in replicas.firsts(results).items():
             if value.shape.rank == 0 or value.shape[0] != examples:
                 raise SpecError(
-                    f"step.call: result {name!r} has shape {value.shape} for {examples} examples: "
-                    f"it cannot be joined with those of other devices; give one row per example"
+                    f"{what} {name!r} has shape {value.shape} for {examples} examples: it cannot "
+                    f"be joined with those of other devices; give one row per example, or use one "
+                    f"device"
                 )
     return {name: replicas.joined(value) for name, value in results.items()}

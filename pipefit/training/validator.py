@@ -19,7 +19,7 @@ from pipefit.training.own_loops import different, refuse_different_again
 from pipefit.training.pipeline import Failures, validation_batches
 from pipefit.training.state import Arrays, State, refuse_unsaved_random, to_numpy
 from pipefit.training.targets import Means, Targets, refuse_taken
-from pipefit.training.turns import Traced, Turns, on_devices
+from pipefit.training.turns import Traced, Turns, joined_rows, on_devices
 
 #: Before the names of outputs that travel among the fields.
 _GIVEN = "outputs/"
@@ -162,9 +162,8 @@ class Validator:
         values, outputs = self.replicas.run(
             lambda slices: self._replica(slices, forward), self.replicas.split(batch)
         )
-        joined = self.replicas.joined
-        values = {k: joined(v) for k, v in values.items()}
-        outputs = {k: joined(v) for k, v in outputs.items()}
+        values = {name: self.replicas.joined(value) for name, value in values.items()}
+        outputs = joined_rows(self.replicas, outputs, batch, "output")
         wanted = {name: outputs[name] for name in self.outputs}
         targets = self.targets(_parted(batch)[0], outputs)
         refuse_taken(values, targets)

@@ -184,15 +184,17 @@ def test_a_name_that_is_taken_is_refused(name, key, options):
 # ---- in validation ----
 
 
-def validator(targets, count=10, devices=1, metrics=None):
+def validator(targets, count=10, devices=1, metrics=None, model=linear):
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     replicas = Replicas(count=devices)
     with replicas.scope():
-        model = linear()
+        built = model()
     called = {name: per_example(value, name) for name, value in (metrics or {}).items()}
     return Validator(
-        objective=Objective(model, per_example(sparse_softmax_cross_entropy(), "loss"), called),
+        objective=Objective(
+            built, per_example(sparse_softmax_cross_entropy(logits="logits"), "loss"), called
+        ),
         source=points(count),
         replicas=replicas,
         batch_size=4,
@@ -245,6 +247,19 @@ class TestInValidation:
         made = validator({"t": lambda i, o, mode: {"v": value(i, o)}})
         with pytest.raises(SpecError, match=message):
             made.run()
+
+    def test_an_output_that_devices_do_not_have_rows_of_is_refused_on_several_only(self):
+        def model():
+            x = keras.Input((6,), name="x")
+            y = keras.layers.Dense(3, name="b")(x)
+            return keras.Model(x, {"logits": y, "mean": keras.ops.mean(y)})
+
+        target = {"t": lambda i, o, mode: {"mean": o["mean"]}}
+        assert validator(target, model=model).run().metrics["t/mean"]
+        with pytest.raises(
+            SpecError, match=r"output 'mean' has shape \(\) for 2 examples: it cann"
+        ):
+            validator(target, model=model, devices=2).run()
 
     def test_a_name_that_is_taken_is_refused(self):
         target = {"m": lambda i, o, mode: {"v": 1.0}}
