@@ -96,7 +96,9 @@ class Readers:
                 self._tasks.put(None)
         deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            # A forgotten iterator may be found by the garbage collector in any thread.
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _start(self) -> None:
         # They must not hold these readers: an iterator that is forgotten closes them.
