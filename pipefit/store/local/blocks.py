@@ -16,8 +16,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
+from pipefit.store import jsontext
 from pipefit.store.backend import Document
-from pipefit.store.local import jsontext
 
 _END = b',"check":"%08x"}\n'
 _END_LENGTH = len(_END % 0)

@@ -4,6 +4,8 @@
     >>> text = encode({"$scale": float("nan"), "at": datetime(2026, 1, 2, tzinfo=UTC)})
     >>> text
     '{"$$scale":{"$number":"nan"},"at":{"$time":"2026-01-02T00:00:00+00:00"}}'
+    >>> encode(b"bytes")
+    '{"$bytes":"Ynl0ZXM="}'
     >>> decode(text)["at"].year
     2026
 
@@ -13,6 +15,7 @@ beginning of one's own key is doubled.
 
 from __future__ import annotations
 
+import binascii
 import json
 import math
 from collections.abc import Mapping
@@ -21,6 +24,7 @@ from typing import Any
 
 _TIME = "$time"
 _NUMBER = "$number"
+_BYTES = "$bytes"
 
 
 def encode(value: Any) -> str:
@@ -42,6 +46,8 @@ def _lowered(value: Any) -> Any:
         return {_NUMBER: repr(value)}
     if isinstance(value, datetime):
         return {_TIME: value.isoformat()}
+    if isinstance(value, bytes | bytearray):
+        return {_BYTES: binascii.b2a_base64(value, newline=False).decode("ascii")}
     if isinstance(value, Mapping):
         return {f"${key}" if key[:1] == "$" else key: _lowered(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -56,4 +62,6 @@ def _raised(value: dict[str, Any]) -> Any:
         return float(value[_NUMBER])
     if _TIME in value:
         return datetime.fromisoformat(value[_TIME])
+    if _BYTES in value:
+        return binascii.a2b_base64(value[_BYTES], strict_mode=True)
     return {key[1:] if key[:1] == "$" else key: item for key, item in value.items()}
