@@ -132,7 +132,7 @@ def test_masks_of_devices_are_independent(devices):
 
 
 @pytest.mark.parametrize("layer", [Noise, Generated])
-@pytest.mark.parametrize("batch", [8, 7, 1])
+@pytest.mark.parametrize("batch", [7, 1])
 def test_two_devices_continue_bit_for_bit_also_with_uneven_slices(layer, batch):
     """A tf.random.Generator moves on by as many numbers as it gives: more on the first device."""
     model = with_layers(lambda: layer(name="own"))
@@ -147,7 +147,7 @@ def test_two_devices_continue_bit_for_bit_also_with_uneven_slices(layer, batch):
 
 
 @pytest.mark.parametrize("layer", [Noise, Generated])
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1)])
 def test_a_state_is_good_for_any_number_of_devices(layer, before, after):
     model = with_layers(lambda: layer(name="own"))
     first, then = (make_trainer(model, devices=n, batch=6) for n in (before, after))
