@@ -11,9 +11,8 @@ from training_helpers import arrays, assert_equal
 
 from pipefit.data import Arrays
 from pipefit.errors import SpecError
-from pipefit.records import Best
+from pipefit.records import TIMING, Best
 from pipefit.spec import read_spec
-from pipefit.records import TIMING
 from pipefit.training import Experiment, Replicas, Schedule
 
 ROOT = Path(__file__).parents[2]

@@ -56,9 +56,9 @@ def test_counts_steps_and_positions():
     rows = trainer.run(3)
     assert (trainer.step, trainer.position) == (3, 24)
     names = {"loss", "learning_rate", *TIMING}
-    assert {name: (row.shape, row.dtype) for name, row in rows.items()} == {
-        name: ((3,), np.float32) for name in names
-    }
+    assert {name: (row.shape, row.dtype) for name, row in rows.items()} == dict.fromkeys(
+        names, ((3,), np.float32)
+    )
 
 
 def test_one_call_of_ten_steps_is_bit_equal_to_ten_calls():
