@@ -20,7 +20,7 @@ from pipefit.store.local.files import Folder
 from pipefit.store.local.logs import read_logs
 from pipefit.store.local.places import Root, RunPlace, run_names, run_place
 from pipefit.store.local.runs import Draft, RunFiles, public
-from pipefit.store.local.versions import Version
+from pipefit.store.local.versions import Overtaken, Version
 
 if TYPE_CHECKING:
     from pipefit.store.columns import Packed
@@ -207,7 +207,10 @@ class LocalBackend:
             for field, entry in entries.items():
                 holder = draft.story if field == "history" else draft.document
                 holder[field] = [*(holder.get(field) or ()), {"time": datetime.now(UTC), **entry}]
-            return draft.publish() is not None
+            try:
+                return draft.publish() is not None
+            except Overtaken:
+                return False
 
     def checkpoints_of(self, run: str) -> Folder:
         """The checkpoints of a run."""

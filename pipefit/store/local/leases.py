@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -22,11 +23,15 @@ from pipefit.store.local import disk
 from pipefit.store.local.backend import LocalBackend
 from pipefit.store.local.disk import guarded
 from pipefit.store.local.runs import Draft, RunFiles, public
-from pipefit.store.local.versions import Version
+from pipefit.store.local.versions import Overtaken, Version
 from pipefit.store.ownership import Claim, lost_text, owned_text
 
 # Every repetition means that another process changed the run in between.
 _TRIES = 100
+
+
+def nothing() -> None:
+    """What there is to undo, unless somebody says more."""
 
 
 class LocalLeases:
@@ -59,20 +64,25 @@ class LocalLeases:
         """
         self.files.place.create()
         for _ in range(_TRIES):
-            version = self.files.newest()
-            with Draft(self.files, version) as draft:
-                try:
-                    if version is None:
-                        _create(draft, claim)
-                    else:
-                        self._succeed(draft, version, claim)
-                except FileNotFoundError:  # its story has been replaced, and so has the version
-                    continue
-                _take(draft, claim)
-                if draft.publish() is not None:
-                    fence: int = draft.document["fence"]
+            with suppress(Overtaken):
+                fence = self._try(claim)
+                if fence is not None:
                     return fence
         raise StoreError(f"run {self.name!r} changes its owner all the time: too many want it")
+
+    def _try(self, claim: Claim) -> int | None:
+        version = self.files.newest()
+        with Draft(self.files, version) as draft:
+            if version is None:
+                _create(draft, claim)
+            else:
+                try:
+                    self._succeed(draft, version, claim)
+                except FileNotFoundError:  # its story has been replaced, and so has the version
+                    return None
+            _take(draft, claim)
+            fence: int = draft.document["fence"]
+            return None if draft.publish() is None else fence
 
     def _succeed(self, draft: Draft, version: Version, claim: Claim) -> None:
         now = disk.now(self.files.place.document)
@@ -90,12 +100,18 @@ class LocalLeases:
         _note_changes(draft, changes)
 
     @guarded
-    def change(self, fence: int, alter: Callable[[Draft, Version], None]) -> Version:
+    def change(
+        self,
+        fence: int,
+        alter: Callable[[Draft, Version], None],
+        undo: Callable[[], None] = nothing,
+    ) -> Version:
         """Change the run's document if `fence` still owns it, which prolongs the lease.
 
         Args:
             fence: the ownership.
             alter: makes the next version from the one that it is given; it may be called again.
+            undo: is called if this raises, and the document was certainly not changed.
 
         Returns:
             The next version.
@@ -103,19 +119,28 @@ class LocalLeases:
         Raises:
             LeaseLost: it does not own the run; nothing is changed.
         """
-        for _ in range(_TRIES):
-            version = self.owned(fence)
-            with Draft(self.files, version) as draft:
-                try:
-                    alter(draft, version)
-                except FileNotFoundError:
-                    if self.owned(fence).number == version.number:
-                        raise
-                    continue
-                published = draft.publish()
-                if published is not None:
-                    return published
-        raise StoreError(f"run {self.name!r} changes all the time: too many processes write to it")
+        unclear = False
+        try:
+            for _ in range(_TRIES):
+                version = self.owned(fence)
+                with Draft(self.files, version) as draft:
+                    try:
+                        alter(draft, version)
+                        published = draft.publish()
+                    except (FileNotFoundError, Overtaken):
+                        # Removed by whoever changed the document since, or even owns the run now.
+                        if self.owned(fence).number == version.number:
+                            raise
+                        continue
+                    finally:
+                        unclear = unclear or draft.unclear
+                    if published is not None:
+                        return published
+            raise StoreError(f"run {self.name!r} changes all the time: too many write to it")
+        except BaseException:
+            if not unclear:
+                undo()
+            raise
 
     @guarded
     def owned(self, fence: int) -> Version:

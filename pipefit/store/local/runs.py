@@ -118,6 +118,9 @@ class Draft:
     Args:
         files: of the run.
         before: the version that it is to replace; None: the run is new.
+
+    Attributes:
+        unclear: it may have been published.
     """
 
     def __init__(self, files: RunFiles, before: Version | None) -> None:
@@ -127,14 +130,15 @@ class Draft:
         self._before = before
         self._story: Document | None = None
         self._made: list[Path] = []
+        self.unclear = False
         self._replaced: list[Path] = []
 
     def __enter__(self) -> Draft:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Remove what was written for it, unless it was published."""
-        for path in self._made:
+        """Remove what was written for it, unless it may have been published."""
+        for path in () if self.unclear else self._made:
             disk.remove(path)
 
     @property
@@ -170,6 +174,9 @@ class Draft:
 
         Returns:
             None, with nothing changed, if another process was faster.
+
+        Raises:
+            Overtaken: others have replaced it, or it was not published.
         """
         if self._story is not None:
             if self._before is not None:
@@ -178,10 +185,11 @@ class Draft:
             story = {key: self._story.get(key) for key in _STORY}
             self.document["inside"]["story"] = self._write(self._place.stories, "story", story)
         self.document["updated"] = datetime.now(UTC)
+        self.unclear = True  # from here on an error does not tell
         published = self._files.versions.publish(self._before, self.document)
         if published is None:
+            self.unclear = False
             return None
-        self._made.clear()
         # Whatever comes next is made from this version, and names these no more.
         for path in self._replaced:
             disk.remove(path)

@@ -7,6 +7,7 @@ on made its files later, and one that made them earlier is refused.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,19 @@ class Leftovers:
     def __exit__(self, *exception: object) -> None:
         self._there = []
 
+    def unnamed(self, version: Version) -> list[Path]:
+        """Those of them that this version does not name.
+
+        Raises:
+            FileNotFoundError: it is not the newest any more.
+        """
+        named = _named(self._files, version)
+        return [path for path in self._there if path not in named]
+
     def remove(self, version: Version) -> None:
         """Remove those of them that this version does not name; it was published since."""
-        try:
-            named = _named(self._files, version)
-        except FileNotFoundError:
-            return  # it has been replaced already
-        for path in self._there:
-            if path not in named:
+        with suppress(FileNotFoundError):  # it has been replaced already
+            for path in self.unnamed(version):
                 disk.remove(path)
 
 

@@ -28,6 +28,10 @@ _KEPT = 4
 _TRIES = 100
 
 
+class Overtaken(Exception):
+    """Others have changed the document so often since that nobody knows whether this one did."""
+
+
 @dataclass(frozen=True)
 class Version:
     """A document as it was, and when that was (by the clock of the file system)."""
@@ -74,6 +78,9 @@ class Versions:
 
         Returns:
             What is there now; None, with nothing changed, if another process was faster.
+
+        Raises:
+            Overtaken: nobody knows, and it does not matter any more.
         """
         number = before.number + 1 if before else 1
         draft = disk.write(self.folder, [blocks.encode(document)])
@@ -82,10 +89,11 @@ class Versions:
             return None
         numbers = self._numbers()
         if number < numbers[-1] - _KEPT:
-            # The number was free because it had been taken and removed again while this process
-            # slept. Nobody has seen this file: only the highest number is looked at.
+            # This process has slept. Either the number was free because it had been taken and
+            # removed again: then nobody has ever seen this file, because only the highest number
+            # is looked at. Or it was the highest for a while.
             disk.remove(self._path(number))
-            return None
+            raise Overtaken
         for old in numbers:
             if old < number - _KEPT:
                 disk.remove(self._path(old))

@@ -24,7 +24,7 @@ from pipefit.store.backend import Document, StoredFile
 from pipefit.store.documents import CHECKPOINT, METRICS, VALIDATION
 from pipefit.store.local.columns import with_columns
 from pipefit.store.local.disk import guarded
-from pipefit.store.local.leases import LocalLeases
+from pipefit.store.local.leases import LocalLeases, nothing
 from pipefit.store.local.logs import LogWriter
 from pipefit.store.local.runs import Draft
 from pipefit.store.local.tidying import Leftovers, needed_logs
@@ -221,11 +221,7 @@ class LocalRunWriter:
             before[:] = [file.id for file in descriptions.described_files(run).values()]
             draft.story["described"] = descriptions.description(text, files)
 
-        try:
-            self._change(tell)
-        except LeaseLost:
-            folder.remove(file.id for file in files.values())
-            raise
+        self._change(tell, lambda: folder.remove(file.id for file in files.values()))
         folder.remove(before)
 
     def commit(
@@ -256,11 +252,7 @@ class LocalRunWriter:
         except StoreUnavailable:
             self._leases.owned(self.fence)  # a new owner has removed it
             raise
-        try:
-            return self._publish(step, file, kinds, best or self._own.best)
-        except LeaseLost:
-            folder.remove([file.id])
-            raise
+        return self._publish(step, file, kinds, best or self._own.best)
 
     def _publish(
         self, step: int, file: StoredFile, kinds: frozenset[str], best: Best | None
@@ -283,7 +275,8 @@ class LocalRunWriter:
                 "best": content["best"],
             }
 
-        self._change(list_it)
+        folder = self._leases.backend.checkpoints_of(self._name)
+        self._change(list_it, lambda: folder.remove([file.id]))
         self._own.committed, self._own.best = step, best
         self._remove(replaced)
         return documents.checkpoint_of(record)
@@ -366,9 +359,11 @@ class LocalRunWriter:
         mine = version.document["fence"] == attempt["fence"] == self.fence
         return mine and attempt["ended"] is not None
 
-    def _change(self, alter: Callable[[Draft, Version], Any]) -> Version:
+    def _change(
+        self, alter: Callable[[Draft, Version], Any], undo: Callable[[], None] = nothing
+    ) -> Version:
         with self._one_at_a_time:
-            return self._leases.change(self.fence, alter)
+            return self._leases.change(self.fence, alter, undo)
 
     def _record(self, kind: str, name: str, step: int, content: Mapping[str, Any]) -> Document:
         fence = self._own.fence_at(step)
