@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from pipefit.training.objective import (
 )
 from pipefit.training.optimizers import built_optimizer, built_rate, part_of
 from pipefit.training.own_loops import TrainLoop
-from pipefit.training.pipeline import Feed
+from pipefit.training.pipeline import CLOSE_SECONDS, Feed
 from pipefit.training.precision import precision
 from pipefit.training.schedule import Schedule
 from pipefit.training.stopping import EarlyStop
@@ -38,6 +40,8 @@ from pipefit.training.targets import Target, Targets
 from pipefit.training.trainer import Trainer
 from pipefit.training.updates import Part, Updates
 from pipefit.training.validator import ValidationLoop, Validator
+
+logger = logging.getLogger("pipefit.run")
 
 
 class Shared:
@@ -67,6 +71,21 @@ class Shared:
         if key not in self._feeds:
             self._feeds[key] = make()
         return self._feeds[key]
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """End all reading and close the sources; waits for none of them longer than said."""
+        for feed in self._feeds.values():
+            feed.close(seconds)
+        closing = threading.Thread(target=self._close_sources, daemon=True)
+        closing.start()
+        closing.join(seconds)
+
+    def _close_sources(self) -> None:
+        for source in self._sources.values():
+            try:
+                getattr(source, "close", lambda: None)()
+            except Exception:
+                logger.warning("a data source failed when it was closed", exc_info=True)
 
 
 class Experiment:
@@ -269,6 +288,9 @@ class Experiment:
             averages=averages,
             where=f"{where}.loop",
             deterministic=self.spec.train.deterministic,
+            readers=data.readers,
+            prefetch=data.prefetch,
+            declared=data.fields,
         )
 
     def schedule(self) -> Schedule:

@@ -58,6 +58,9 @@ class Validator:
         averages: by the path of a variable the averaged values to validate with.
         where: dotted key of the loop, for messages.
         deterministic: all ops are, so what an own loop does can be compared with doing it again.
+        readers: batches read at once.
+        prefetch: batches kept ready.
+        declared: dtype and shape by field.
     """
 
     def __init__(
@@ -73,12 +76,20 @@ class Validator:
         averages: Mapping[str, Any] | None = None,
         where: str = "validation.loop",
         deterministic: bool = True,
+        readers: int = 4,
+        prefetch: int = 4,
+        declared: Mapping[str, str] | None = None,
     ):
         self.objective, self.replicas = objective, replicas
         self.outputs = outputs
         self.targets = targets or Targets({}, "validation")
         self._failures = Failures()
-        self._dataset = validation_batches(source, batch_size, self._failures)
+        self._dataset = validation_batches(
+            *(source, batch_size, self._failures),
+            readers=readers,
+            prefetch=prefetch,
+            declared=declared,
+        )
         self._loop = loop or each_batch
         self._where, self._deterministic = where, deterministic
         self._to_rehearse = loop is not None

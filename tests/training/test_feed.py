@@ -2,8 +2,12 @@
 
 import itertools
 import logging
+import subprocess
+import sys
+import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -305,6 +309,47 @@ class TestOwnOrders:
 
         with pytest.raises(DataError, match=words):
             first(feed_of(Wrong(x=np.arange(20))), 1)
+
+
+class TestLargeArrays:
+    def test_give_the_same_batches(self, monkeypatch):
+        usual = first(feed_of(points(COUNT)), 5)
+        monkeypatch.setattr("pipefit.training.indexed.LARGE", 100)
+        assert_batches(first(feed_of(points(COUNT)), 5), usual)
+
+    @pytest.mark.parametrize(("large", "most"), [(1 << 20, 0.3), (1 << 30, 1.3)])
+    def test_are_not_copied(self, large, most):
+        """What feeds need at most besides the arrays, in sizes of theirs."""
+        script = f"""
+            import resource
+            import numpy as np, tensorflow as tf
+            from pipefit.data import Arrays
+            from pipefit.data.arrays import aligned
+            from pipefit.training import indexed
+            from pipefit.training.pipeline import Feed
+
+            def peak():
+                return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+            indexed.LARGE = {large}
+            tf.config.experimental.enable_op_determinism()
+            next(Feed(Arrays(x=np.arange(9)), seed=0, batch_size=2).iterator(0))
+            values = aligned(np.zeros((1000, 25_000), np.float32))
+            source = Arrays(x=values)
+            size, before = values.nbytes, peak()
+            assert source.fields["x"] is values
+            feeds = [Feed(source, seed=seed, batch_size=4) for seed in range(3)]
+            for feed in feeds:
+                next(feed.iterator(0))
+            print((peak() - before) / size)
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            check=True,
+        )
+        assert float(done.stdout) < most
 
 
 class TestOverfit:

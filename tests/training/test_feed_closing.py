@@ -15,6 +15,7 @@ from training_helpers import make_trainer, points
 
 from pipefit.data import Arrays, examples
 from pipefit.errors import TrainingError
+from pipefit.training.experiment import Shared
 from pipefit.training.pipeline import Feed, validation_batches
 
 ROOT = Path(__file__).parents[2]
@@ -223,3 +224,44 @@ def test_a_source_may_be_used_again_after_its_feed_was_closed():
     again = next(Feed(source, seed=0, batch_size=4).iterator(0))["x"].numpy()
     assert before.tolist() == again.tolist()
     assert next(one.iterator(0))["x"].numpy().tolist() == before.tolist()
+
+
+class TestShared:
+    """What a worker closes at the end of its runs."""
+
+    def source(self, close):
+        class Closing(Arrays):
+            pass
+
+        Closing.close = close
+        return Closing(x=np.arange(20))
+
+    def shared(self, source):
+        shared = Shared({})
+        shared._sources["one"] = source
+        return shared
+
+    def test_feeds_and_sources_are_closed(self):
+        closed = []
+
+        def close(source):
+            closed.append(source)
+
+        shared = self.shared(self.source(close))
+        rows = HangingRows()
+        feed = shared.feed("one", lambda: Feed(rows, seed=0, batch_size=4))
+        next(feed.iterator(0))
+        shared.close()
+        assert closed == [shared._sources["one"]]
+
+    def test_a_source_that_cannot_be_closed_holds_nothing_up(self, caplog):
+        release = threading.Event()
+        hanging = self.shared(self.source(lambda self: release.wait(LONG)))
+        quickly(lambda: hanging.close(0.5))
+        release.set()
+
+        def fail(self):
+            raise OSError("no such file")
+
+        self.shared(self.source(fail)).close()
+        assert "failed when it was closed" in caplog.text

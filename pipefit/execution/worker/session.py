@@ -65,8 +65,11 @@ def train(
     # Also refuses, before TensorFlow is paid for.
     done = completed(store, [session.run_order(name) for name in runs])
     left = [name for name, spec in runs.items() if spec.name not in done]
-    while left:
-        left = session.run(left)
+    try:
+        while left:
+            left = session.run(left)
+    finally:
+        session.close()
     session.raise_failures()
 
 
@@ -147,6 +150,11 @@ class _Session:
                     raise
         self._failures |= {course.name: course.error for course in courses if course.error}
         return [name for name, attempt in self._attempts.items() if attempt.to_repeat]
+
+    def close(self) -> None:
+        """End the reading of data."""
+        if self._shared is not None:
+            self._shared.close()
 
     def raise_failures(self) -> None:
         """Raise why runs have failed, once all have ended."""
@@ -264,6 +272,9 @@ class _Session:
         for thread in telling:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._give_up(error)
+        # Still there, so the process is not ours to end; who waits for a source waits no longer.
+        for built in list(self._built.values()):
+            built.trainer.feed.close(0.0)
 
 
 def _digest(source: Any) -> str | None:
