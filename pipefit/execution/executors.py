@@ -7,7 +7,6 @@ run_by.run(order, on_event, should_stop=lambda: None)
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import multiprocessing
@@ -36,6 +35,8 @@ ShouldStop = Callable[[], str | None]
 
 #: How often a stop request or a dead parent is looked for, seconds.
 _POLL = 0.2
+#: So long a thread that hangs may take to be freed by other means than a signal.
+_INTERRUPT_SECONDS = 2.0
 #: How long a worker that has told its outcome, or was told to stop by our failure, may go on.
 _PATIENCE = 10.0
 _TAIL_LINES = 30
@@ -116,11 +117,10 @@ class InlineExecutor:
         from pipefit.execution import worker
         from pipefit.execution.reporter import Reporter
 
-        hung: list[PipefitError] = []
+        hung = _Hung()
 
         def collect_or_raise(received: list[str], name: str) -> None:
-            if hung:
-                raise hung.pop()
+            hung.check()
             # Nobody looks at what was received while this process trains.
             received.append(name)
             _heed_repeated(received)
@@ -130,10 +130,9 @@ class InlineExecutor:
             _signalled(signals),
             Reporter(on_event) as reporter,
         ):
-            in_main = threading.current_thread() is threading.main_thread()
-            give_up = functools.partial(_raise_in_main, hung if in_main else None)
             try:
-                worker.perform(order, reporter, _why_stop(signals, should_stop), give_up)
+                with hung:
+                    worker.perform(order, reporter, _why_stop(signals, should_stop), hung.give_up)
             except Interrupted:
                 raise
             except Exception as error:
@@ -143,21 +142,45 @@ class InlineExecutor:
                     raise told from error
 
 
-def _raise_in_main(hung: list[PipefitError] | None, error: PipefitError) -> None:
-    """All that can be done about a thread that hangs in a process that is not ours.
+class _Hung:
+    """What can be done about work that hangs in a process that is not ours to end.
 
-    What hangs in native code, such as an operation of TensorFlow, sees it only once it returns.
-
-    Args:
-        hung: where the main thread's handler of signals finds what to raise; None: another thread
-            hangs, where nothing can be raised.
-        error: is told in any case.
+    Who waits for a data source is freed by whoever calls `give_up`. What waits in Python in the
+    main thread is interrupted, a little later. What hangs elsewhere, such as in an operation of
+    TensorFlow, can only be told.
     """
-    logger.error("%s", error)
-    main = threading.main_thread().ident
-    if hung is not None and main is not None:
-        hung.append(error)
-        signal.pthread_kill(main, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self._error: PipefitError | None = None
+        self._over = threading.Event()
+        self._thread = threading.current_thread()
+
+    def check(self) -> None:
+        """Raise that work hangs, if it does."""
+        if self._error is not None:
+            raise self._error
+
+    def give_up(self, error: PipefitError) -> None:
+        """Work hangs: tell it, and let the work end with this error. Called by another thread."""
+        logger.error("%s", error)
+        self._error = error
+        if self._thread is threading.main_thread():
+            threading.Thread(target=self._interrupt, daemon=True).start()
+
+    def _interrupt(self) -> None:
+        ident = self._thread.ident
+        if not self._over.wait(_INTERRUPT_SECONDS) and ident is not None:
+            signal.pthread_kill(ident, signal.SIGINT)  # whose handler asks `check`
+
+    def __enter__(self) -> _Hung:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
+        self._over.set()
+        if self._error is not None and error is not self._error:
+            raise self._error from error
 
 
 class _Worker:

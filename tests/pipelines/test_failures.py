@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,15 @@ class Brittle(Arrays):
 
 def brittle():
     return Brittle(images=np.zeros((100, 8, 8, 1), "float32"), labels=np.zeros(100, "int64"))
+"""
+
+SHORT = """
+import numpy as np
+
+class Short:
+    def __iter__(self):
+        for i in range(60):
+            yield {"images": np.full((8, 8, 1), i, "float32"), "labels": np.int64(0)}
 """
 
 STOPPER = """
@@ -105,6 +115,33 @@ def test_what_a_data_source_raises_in_mid_run_is_told_with_its_traceback(job, di
     assert "brittle.py" in output
     status = broken.reader.status()
     assert status.state == "FAILED" and "photo 99" in status.reason
+
+
+def test_an_input_that_ends_early_ends_all_models_that_read_it_within_seconds(
+    job, digits, tmp_path
+):
+    (tmp_path / "short.py").write_text(SHORT)
+    config = digits(
+        '[data.train]\nbuilder = "pipefit.data:digits"\narchive = "digits"\nsplit = "train"\n',
+        '[data.train]\nbuilder = "short:Short"\n',
+    )
+    text = Path(config).read_text()
+    model = text[text.index("[model]") : text.index("[optimizer]")]
+    several = model.replace("[model]", "[models.one]") + model.replace("[model]", "[models.two]")
+    Path(config).write_text(text.replace(model, several))
+    short = job(config, **{"data.train.batch_size": 10})
+    begin = time.monotonic()
+    output = short.run("Train", code=30)
+
+    assert time.monotonic() - begin < 60
+    told = "Short: ended after 60 examples, which are 6 steps; let it begin again at its end"
+    for name in ("one", "two"):
+        assert re.search(rf"^ERROR: jobs/run/{name} step \d+: {re.escape(told)}", output, re.M), (
+            output
+        )
+    assert f"ERROR: 2 of 2 models failed; run/one: {told}" in output and "Traceback" not in output
+    statuses = short.store.statuses("jobs", ["run/one", "run/two"])
+    assert {(s.state, s.reason[: len(told)]) for s in statuses.values()} == {("FAILED", told)}
 
 
 def test_a_second_command_for_a_run_says_who_owns_it(job):
