@@ -169,6 +169,9 @@ class Backend(Protocol):
     def new_id(self) -> str:
         """An id that nothing has yet."""
 
+    def own_id(self, key: str) -> str:
+        """The id of a checkpoint here that has this one in another store; the same if it can be."""
+
     # What follows is about all that there is, whether it counts or not.
 
     def now(self) -> datetime:
@@ -203,38 +206,54 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Arriving:
-    """A run that is being brought in: by whom, and when that process was last seen at it."""
+    """A run that is being brought in: by whom, and when that process was last seen at it.
+
+    Attributes:
+        size: bytes so far, but for those in `Backend.list_files`.
+    """
 
     run: str
     owner: Owner
     seen: datetime
     token: str
+    size: int = 0
 
 
 class Arrival(Protocol):
-    """Brings in a run of which nobody sees anything before `settle`."""
+    """Brings in a run of which nobody sees anything before `settle`.
+
+    All methods raise `LeaseLost` if it was dropped meanwhile.
+    """
 
     def add_file(
-        self, place: str, file: StoredFile, data: bytes, metadata: Mapping[str, Any]
-    ) -> None:
-        """Write a file under its own id.
+        self,
+        place: str,
+        data: bytes | bytearray,
+        filename: str,
+        metadata: Mapping[str, Any],
+        key: str | None = None,
+    ) -> str:
+        """Write a file and read it back.
 
         Args:
             place: CHECKPOINTS or ARTIFACTS.
-            file: what it is.
             data: its bytes.
+            filename: what it may be called.
             metadata: what is known of its origin.
+            key: its id, which this place has made with `own_id`; None: a fresh one.
+
+        Returns:
+            Its id.
         """
 
-    def add_records(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write records as they are, `created` included."""
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Write a record as it is, `created` included."""
+
+    def add_values(self, record: Mapping[str, Any], field: str, columns: Iterable[Packed]) -> None:
+        """Write a record with values, which are called `field` in it."""
 
     def settle(self, document: Mapping[str, Any]) -> None:
-        """Write the run's document as it is. This is the commit.
-
-        Raises:
-            LeaseLost: the arrival was dropped.
-        """
+        """Write the run's document: `store.content` tells what it has. This is the commit."""
 
     def abandon(self) -> None:
         """Remove all of it."""

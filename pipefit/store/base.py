@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+    from pipefit.store.content import Part
+
 
 class RunWriter(Protocol):
     """The owner's handle on a run; every write is refused once the lease is lost.
@@ -246,6 +248,27 @@ class OutputsWriter(Protocol):
         """Delete what was written."""
 
 
+class RunContent(Protocol):
+    """All that counts of a run as plain data: numbers, texts, bytes, times, lists, dictionaries.
+
+    `pipefit.store.content` tells the fields. It has nothing that only one store understands, so any
+    store can take it over. What lies in files is named by length and sha256 and read on demand.
+    """
+
+    collection: str
+    name: str
+
+    def document(self) -> tuple[dict[str, Any], Sequence[Part]]:
+        """The document of the run, and the texts that it names, in the order of their names."""
+
+    def records(self) -> Iterator[tuple[dict[str, Any], Sequence[Part]]]:
+        """The records, in an order that is the same in every store; each with what it names.
+
+        Raises:
+            NotFound, CheckpointCorrupt: something was removed or replaced meanwhile, or is damaged.
+        """
+
+
 class Store(Protocol):
     """Runs, records, checkpoints and artifacts of all collections in one database.
 
@@ -330,6 +353,26 @@ class Store(Protocol):
             grace: seconds for which is held what nobody can say to be dead: what a process on
                 another host may be writing without a lease, drafts that a reader may be reading. An
                 owner that has been silent for so long after its lease is refused from then on.
+        """
+
+    def export_run(self, collection: str, name: str) -> RunContent:
+        """All that counts of a run, as it is now, whether somebody trains it or not.
+
+        Who owns it and how far it is on its way to the next checkpoint is not part of that.
+        """
+
+    def import_run(self, content: RunContent) -> bool:
+        """Take over a run that `export_run` of a store has given, whatever kind of store it is.
+
+        It has the same bytes, times, attempts and history, and continues as it would have there.
+        No reader sees it before all of it is stored; if that fails, nothing is left.
+
+        Returns:
+            False, with nothing written, if the run is there already and is the same.
+
+        Raises:
+            StoreError: there is another run of this name, or this is no run.
+            RunOwned: another process is importing it.
         """
 
     def outputs_writer(self, collection: str, name: str, set_name: str) -> OutputsWriter:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
-from typing import Any
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 from bson import ObjectId
-from pymongo import ReplaceOne
 from pymongo.collection import Collection
-from pymongo.errors import DuplicateKeyError
 
-from pipefit.errors import LeaseLost, RunOwned, StoreError
+from pipefit.errors import RunOwned, StoreError, StoreUnavailable
 from pipefit.records import Owner, check_collection_name
-from pipefit.store.backend import ARTIFACTS, CHECKPOINTS, Arriving, Document, FoundFile, StoredFile
+from pipefit.store.arrivals import ARRIVING, MongoArrival, arriving_of
+from pipefit.store.backend import ARTIFACTS, CHECKPOINTS, Arriving, Document, FoundFile
 from pipefit.store.client import Connection, guarded
-from pipefit.store.documents import owner_document
+from pipefit.store.documents import KEY, file_ids
 from pipefit.store.files import Bucket
+from pipefit.store.garbage import GRACE
 from pipefit.store.owner import is_dead
 from pipefit.store.ownership import arriving_text
 
-#: What a record is unique by. `branch` is absent until the run is first rewound.
-KEY = ("run", "kind", "name", "step", "branch")
-
-#: Of a run that is being brought in there is a document with this field alone, which says who does
-#: it: nobody else can take the name, and no reader sees it.
-ARRIVING = "arriving"
+if TYPE_CHECKING:
+    from pipefit.store.columns import Packed
 
 # Values, and what else is long.
 _LONG = ("columns.data", "values.data", "log_tail", "summary", "metrics", "program")
@@ -86,6 +84,24 @@ class Contents:
         buckets = {CHECKPOINTS: self.checkpoints, ARTIFACTS: self.artifacts}
         return [file for place, bucket in buckets.items() for file in bucket.found(place)]
 
+    def store_columns(self, columns: Iterable[Packed], origin: Mapping[str, Any]) -> list[Document]:
+        """What a record says about these columns; the large ones are in files then."""
+        entries: list[Document] = []
+        try:
+            for column in columns:
+                kept: Document = {"data": column.data}
+                if column.large:
+                    metadata = {**origin, "value": column.entry["name"]}
+                    filename = f"{origin['run']}/{origin['step']}/{column.entry['name']}"
+                    file = self.artifacts.put(column.data, filename, metadata)
+                    kept = {"file": file.id, "size": file.size, "sha256": file.sha256}
+                entries.append({**column.entry, **kept})
+        except BaseException:
+            with suppress(StoreUnavailable):
+                self.artifacts.remove(file_ids({"columns": entries}))
+            raise
+        return entries
+
     @guarded
     def drop_same(self, record: Mapping[str, Any]) -> bool:
         """Delete a record unless it was replaced since it was read; whether it was deleted."""
@@ -96,7 +112,7 @@ class Contents:
     def arrivals(self) -> list[Arriving]:
         """The runs that are being brought in, or were when their process was killed."""
         found = self.runs.find({ARRIVING: {"$exists": True}}).sort("_id", 1)
-        return [_arriving(run) for run in found]
+        return [arriving_of(run) for run in found]
 
     def arrive(self, name: str, owner: Owner) -> MongoArrival:
         """Begin to bring a run in; what is left of another try is removed.
@@ -107,8 +123,9 @@ class Contents:
         """
         there = self._there(name)
         if there is not None and ARRIVING in there:
-            other = _arriving(there)
-            if not is_dead(other.owner) or not self.drop_arrival(other):
+            other = arriving_of(there)
+            waiting = self.now() - other.seen < timedelta(seconds=GRACE)
+            if (waiting and not is_dead(other.owner)) or not self.drop_arrival(other):
                 raise RunOwned(arriving_text(name, self.collection, other.owner))
         elif there is not None:
             raise StoreError(f"collection {self.collection!r} has a run {name!r} already")
@@ -134,96 +151,11 @@ class Contents:
         self.runs.delete_one({**same, f"{ARRIVING}.token": ours})
         return True
 
+    def own_id(self, key: str) -> str:
+        """The id of a checkpoint here that has this one in another store."""
+        own = ObjectId.is_valid(key) and key == key.lower() and len(key) == 24
+        return key if own else hashlib.sha256(key.encode()).hexdigest()[:24]
+
     @guarded
     def _there(self, name: str) -> Document | None:
         return self.runs.find_one({"_id": name}, {"_id": 1, ARRIVING: 1})
-
-
-class MongoArrival:
-    """`pipefit.store.backend.Arrival` on MongoDB."""
-
-    def __init__(self, contents: Contents, name: str, owner: Owner, token: str) -> None:
-        self.connection = contents.connection
-        self._contents = contents
-        self._name = name
-        self._owner = owner
-        self._ours = {"_id": name, f"{ARRIVING}.token": token}
-        self._token = token
-
-    @guarded
-    def begin(self) -> None:
-        """Take the name, so that nobody else does."""
-        owner = {"$literal": owner_document(self._owner)}
-        there = {ARRIVING: {"token": self._token, "owner": owner, "seen": "$$NOW"}}
-        try:
-            self._contents.runs.update_one(self._ours, [{"$set": there}], upsert=True)
-        except DuplicateKeyError:
-            raise StoreError(
-                f"collection {self._contents.collection!r} has had a run {self._name!r} since just "
-                "now: another process was faster"
-            ) from None
-
-    def add_file(
-        self, place: str, file: StoredFile, data: bytes, metadata: Mapping[str, Any]
-    ) -> None:
-        """Write a file under its own id.
-
-        Raises:
-            LeaseLost: the arrival was dropped.
-            StoreError: another run has a file of this id.
-        """
-        self._be_seen()
-        bucket = self._contents.checkpoints if place == CHECKPOINTS else self._contents.artifacts
-        bucket.put_as(file, data, {**metadata, "run": self._name})
-
-    def add_records(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write records as they are, `created` included."""
-        self._be_seen()
-        self._write([dict(record) for record in records])
-
-    @guarded
-    def _write(self, records: list[Document]) -> None:
-        replaced = [
-            ReplaceOne({key: record.get(key) for key in KEY}, record, upsert=True)
-            for record in records
-        ]
-        if replaced:
-            self._contents.records.bulk_write(replaced, ordered=False)
-
-    @guarded
-    def settle(self, document: Mapping[str, Any]) -> None:
-        """Write the run's document as it is. This is the commit.
-
-        Raises:
-            LeaseLost: the arrival was dropped.
-        """
-        whole = {**document, "_id": self._name}
-        if self._contents.runs.replace_one(self._ours, whole).matched_count:
-            return
-        # Else the answer was lost with the connection.
-        if self._contents.runs.find_one({"_id": self._name}) != whole:
-            raise LeaseLost(self._lost())
-
-    @guarded
-    def abandon(self) -> None:
-        """Remove all of it."""
-        there = self._contents.runs.find_one(self._ours)
-        if there is not None:
-            self._contents.drop_arrival(_arriving(there))
-
-    @guarded
-    def _be_seen(self) -> None:
-        seen = [{"$set": {f"{ARRIVING}.seen": "$$NOW"}}]
-        if not self._contents.runs.update_one(self._ours, seen).matched_count:
-            raise LeaseLost(self._lost())
-
-    def _lost(self) -> str:
-        return (
-            f"what was brought in of run {self._name!r} was removed, because this process was "
-            "silent for long: begin again"
-        )
-
-
-def _arriving(run: Mapping[str, Any]) -> Arriving:
-    told = run[ARRIVING]
-    return Arriving(run["_id"], Owner(**told["owner"]), told["seen"], told["token"])

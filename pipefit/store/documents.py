@@ -72,6 +72,9 @@ from pipefit.store.owner import is_dead, this_process
 #: Of the layout; `pipefit.store.schema` tells what the older ones were.
 VERSION = 2
 
+#: What a record is unique by. `branch` is absent until the run is first rewound.
+KEY = ("run", "kind", "name", "step", "branch")
+
 METRICS = "metrics"
 VALIDATION = "validation"
 VALIDATED = "validated"

@@ -77,41 +77,38 @@ class Bucket:
         data = codec.encode_tensors(tensors)
         return self.put(data, filename, {**metadata, **_index_of(data)})
 
-    def put_as(self, file: StoredFile, data: bytes, metadata: Mapping[str, Any]) -> None:
-        """Write a file of another store under its id there, and read it back.
+    def put_as(self, key: str, data: bytes, metadata: Mapping[str, Any]) -> None:
+        """Write a file under an id that it has elsewhere, and read it back.
 
         What there is of it already, of an earlier try for the same run, is replaced.
 
         Args:
-            file: what it is.
-            data: its bytes.
+            key: its id.
+            data: its bytes: tensors.
             metadata: at least the run.
 
         Raises:
-            StoreError: another run has a file of this id.
-            CheckpointCorrupt: the bytes are not those of the file.
+            StoreError: another run has a file of this id, or what came back is not what was
+                written.
         """
-        key = _object_id(file.id)
-        index = _index_of(data) if self.name.endswith(".checkpoints") else {}
+        document = {**metadata, **_index_of(data), "sha256": hashlib.sha256(data).hexdigest()}
         with self.connection.errors():
-            there = retrying()(self.files.find_one, {"_id": key}, {"metadata.run": 1})
-            if there is not None and there["metadata"]["run"] != metadata["run"]:
-                raise StoreError(
-                    f"{self.name} has a file {file.id} of another run, "
-                    f"{there['metadata']['run']!r}: import into another database"
-                )
+            self._check_free(_object_id(key), metadata["run"])
             retrying()(self._create_index)
-            document = {**metadata, **index, "sha256": file.sha256}
-            retrying()(self._put_again, key, data, f"{metadata['run']}/{file.id}", document)
-        self._check(file)
+            retrying()(self._put_again, _object_id(key), data, document)
 
-    def _put_again(self, key: ObjectId, data: bytes, filename: str, metadata: Document) -> None:
+    def _check_free(self, key: ObjectId, run: str) -> None:
+        there = retrying()(self.files.find_one, {"_id": key}, {"metadata.run": 1})
+        if there is not None and there["metadata"]["run"] != run:
+            raise StoreError(
+                f"{self.name} has the file {key} for another run, {there['metadata']['run']!r}: "
+                "import into another database"
+            )
+
+    def _put_again(self, key: ObjectId, data: bytes, metadata: Document) -> None:
         self._remove([key])
-        self._insert(key, data, filename, metadata)
-
-    @guarded
-    def _check(self, file: StoredFile) -> None:
-        self._verify(file)
+        self._insert(key, data, f"{metadata['run']}/{key}.safetensors", metadata)
+        self._verify(StoredFile(str(key), len(data), metadata["sha256"]))
 
     def _put_once(
         self, data: bytes, filename: str, metadata: Document, failed: list[ObjectId]

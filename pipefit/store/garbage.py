@@ -64,7 +64,7 @@ def _import(
     age, held = now - arrival.seen, None
     if not is_dead(arrival.owner) and age < grace:
         held = f"{arrival.owner} may be bringing it in"
-    size = sum(file.size for file in files)
+    size = arrival.size + sum(file.size for file in files)
     return Garbage(collection, arrival.run, "import", arrival.run, size, age.total_seconds(), held)
 
 

@@ -21,6 +21,7 @@ from pipefit.records import (
 )
 from pipefit.store import documents, garbage, rewinding
 from pipefit.store.backend import Backend, Document
+from pipefit.store.content import StoredContent
 from pipefit.store.documents import ARTIFACT, CHECKPOINT, OUTPUTS, SUMMARY, VALIDATED
 from pipefit.store.garbage import GRACE
 from pipefit.store.identity import accepted_changes
@@ -29,7 +30,7 @@ from pipefit.store.reader import StoredRun
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipefit.store.base import RunWriter
+    from pipefit.store.base import RunContent, RunWriter
     from pipefit.store.outputs import StoredOutputsWriter
 
 _NAMES_COMPARED = 10_000
@@ -179,6 +180,30 @@ class GeneralStore(abc.ABC):
             for place in places
             for found in garbage.collect(self._backend(place), remove=remove, grace=grace)
         ]
+
+    def export_run(self, collection: str, name: str) -> StoredContent:
+        """All that counts of a run, as it is now.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        backend = self._backend(collection)
+        _existing(backend, name)
+        return StoredContent(backend, name)
+
+    def import_run(self, content: RunContent) -> bool:
+        """Take over a run that `export_run` of a store has given.
+
+        Returns:
+            False, with nothing written, if the run is there already and is the same.
+
+        Raises:
+            StoreError: there is another run of this name, or this is no run.
+            RunOwned: another process is importing it.
+        """
+        from pipefit.store.incoming import bring_in
+
+        return bring_in(self._writable(content.collection), content)
 
     def outputs_writer(self, collection: str, name: str, set_name: str) -> StoredOutputsWriter:
         """A writer for per-example outputs of one validation."""

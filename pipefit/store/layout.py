@@ -16,10 +16,11 @@ from bson import ObjectId
 from pymongo.errors import DuplicateKeyError
 
 from pipefit.errors import CheckpointCorrupt, NotFound, StoreUnavailable
+from pipefit.store.arrivals import ARRIVING
 from pipefit.store.backend import Document, StoredFile
 from pipefit.store.client import guarded
-from pipefit.store.contents import ARRIVING, KEY, Contents
-from pipefit.store.documents import METRICS, file_ids, writing_process
+from pipefit.store.contents import Contents
+from pipefit.store.documents import KEY, METRICS, file_ids, writing_process
 from pipefit.store.files import Bucket
 
 if TYPE_CHECKING:
@@ -146,31 +147,13 @@ class Layout(Contents):
         before = self.find_records(record["run"], record["kind"], key, [f"{field}.file"])
         origin = {field: record[field] for field in ("run", "kind", "name", "step", "fence")}
         origin |= writing_process()
-        entries = self._stored(columns, origin)
+        entries = self.store_columns(columns, origin)
         # From here on the record names the new files, even if the answer is lost.
         done = self.put({**record, field: entries})
         with suppress(StoreUnavailable):  # what no record names may also be removed later
             old = [key for entry in before for key in file_ids(entry)]
             self.artifacts.remove(old if done else file_ids({field: entries}))
         return done
-
-    def _stored(self, columns: Iterable[Packed], origin: Mapping[str, Any]) -> list[Document]:
-        """What a record says about these columns; the large ones are in files then."""
-        entries: list[Document] = []
-        try:
-            for column in columns:
-                kept: Document = {"data": column.data}
-                if column.large:
-                    metadata = {**origin, "value": column.entry["name"]}
-                    filename = f"{origin['run']}/{origin['step']}/{column.entry['name']}"
-                    file = self.artifacts.put(column.data, filename, metadata)
-                    kept = {"file": file.id, "size": file.size, "sha256": file.sha256}
-                entries.append({**column.entry, **kept})
-        except BaseException:
-            with suppress(StoreUnavailable):
-                self.artifacts.remove(file_ids({"columns": entries}))
-            raise
-        return entries
 
     def column(
         self, record: Mapping[str, Any], entry: Mapping[str, Any], label: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bson import ObjectId
 
 from pipefit.records import Owner, RunOrder
+from pipefit.store.arrivals import ARRIVING
 from pipefit.store.client import Connection, guarded
-from pipefit.store.contents import ARRIVING
 from pipefit.store.general import GeneralStore
 from pipefit.store.layout import Layout
 from pipefit.store.leases import Leases

@@ -17,8 +17,7 @@ from pymongo.errors import OperationFailure
 
 from pipefit.errors import StoreError
 from pipefit.store.client import Document, guarded
-from pipefit.store.contents import KEY
-from pipefit.store.documents import VERSION
+from pipefit.store.documents import KEY, VERSION
 from pipefit.store.layout import Layout
 
 _ID = "schema"

@@ -1,8 +1,12 @@
+import uuid
+
 import pymongo
 import pytest
 from proxy import Proxy
 from pymongo import monitoring
 from recorder import RECORDER
+
+from pipefit.store import open_store, server
 
 pytest.register_assert_rewrite(
     "contract",
@@ -13,6 +17,7 @@ pytest.register_assert_rewrite(
     "contract_results",
     "contract_rewind",
     "contract_stories",
+    "contract_transfer",
     "contract_values",
 )
 
@@ -33,3 +38,15 @@ def proxy(database_uri):
     through = Proxy(database_uri)
     yield through
     through.close()
+
+
+@pytest.fixture(params=["mongodb", "folder"])
+def elsewhere(request, mongo_uri, tmp_path):
+    """An empty store of each kind, beside `store`."""
+    if request.param == "folder":
+        yield open_store((tmp_path / "elsewhere").as_uri())
+        return
+    name = f"test-{uuid.uuid4().hex}"
+    yield open_store(mongo_uri.replace(f"/{server.DATABASE}?", f"/{name}?"))
+    with pymongo.MongoClient(mongo_uri) as client:
+        client.drop_database(name)

@@ -10,6 +10,7 @@ from contract_records import RecordsContract
 from contract_results import ResultsContract
 from contract_rewind import RewindContract
 from contract_stories import StoriesContract
+from contract_transfer import TransferContract
 from contract_values import ValuesContract
 
 
@@ -22,5 +23,6 @@ class StoreContract(
     ResultsContract,
     RewindContract,
     GarbageContract,
+    TransferContract,
 ):
     """All of it."""

@@ -14,11 +14,18 @@ from pipefit.records import Owner
 from pipefit.store import documents
 from pipefit.store.backend import Arrival, Arriving, Document, FoundFile
 from pipefit.store.documents import ATTEMPT, CHECKPOINT, METRICS, VALIDATION
-from pipefit.store.local import blocks, columns, contents, disk, recordfiles
+from pipefit.store.local import arrivals, blocks, columns, contents, disk, recordfiles
 from pipefit.store.local.disk import guarded
 from pipefit.store.local.files import Folder
 from pipefit.store.local.logs import read_logs
-from pipefit.store.local.places import Root, RunPlace, run_names, run_place
+from pipefit.store.local.places import (
+    Root,
+    RunPlace,
+    is_file_name,
+    label,
+    run_names,
+    run_place,
+)
 from pipefit.store.local.runs import Draft, RunFiles, public
 from pipefit.store.local.versions import Overtaken, Version
 
@@ -224,6 +231,10 @@ class LocalBackend:
         """An id that nothing has yet."""
         return secrets.token_hex(12)
 
+    def own_id(self, key: str) -> str:
+        """The id of a checkpoint here that has this one in another store."""
+        return key if is_file_name(key) else label(key)
+
     def now(self) -> datetime:
         """The time, by the clock of this host."""
         return datetime.now(UTC)
@@ -248,17 +259,25 @@ class LocalBackend:
         """Delete a record unless it was replaced since it was read; whether it was deleted."""
         return contents.drop_same(record)
 
+    @guarded
     def arrivals(self) -> list[Arriving]:
         """The runs that are being brought in, or were when their process was killed."""
-        return []
+        return arrivals.arrivals(self.path)
 
+    @guarded
     def arrive(self, name: str, owner: Owner) -> Arrival:
-        """Begin to bring a run in."""
-        raise NotImplementedError
+        """Begin to bring a run in; what is left of another try is removed.
 
+        Raises:
+            RunOwned: another process is bringing it in.
+            StoreError: there is a run of this name.
+        """
+        return arrivals.arrive(self, name, owner)
+
+    @guarded
     def drop_arrival(self, arriving: Arriving) -> bool:
         """Remove what was brought in, unless it was seen since; whether it was removed."""
-        raise NotImplementedError
+        return arrivals.drop(self.path, arriving)
 
 
 def _attempts(files: RunFiles, version: Version) -> list[Document]:

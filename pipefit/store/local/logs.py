@@ -70,7 +70,8 @@ def read_logs(folder: Path, version: Version, kind: str, *, values: bool) -> lis
         if log["kind"] == kind:
             for record in read_log(folder / log["file"], log["size"], values=values):
                 key = (record["fence"], record["name"], record["step"])
-                found[key] = {**record, "written": next(written)}
+                # What was brought in from another store says it itself.
+                found[key] = {"written": next(written), **record}
     return sorted(found.values(), key=lambda record: record["step"])
 
 

@@ -169,8 +169,11 @@ class Draft:
         self._put(self._place.attempts / name, data)
         return name
 
-    def publish(self) -> Version | None:
+    def publish(self, updated: datetime | None = None) -> Version | None:
         """Make it the document. This is the commit: before it nobody sees anything of it.
+
+        Args:
+            updated: the time that is told as that of the last change; None: now.
 
         Returns:
             None, with nothing changed, if another process was faster.
@@ -184,7 +187,7 @@ class Draft:
                 self._replaced.append(self._place.stories / old)
             story = {key: self._story.get(key) for key in _STORY}
             self.document["inside"]["story"] = self._write(self._place.stories, "story", story)
-        self.document["updated"] = datetime.now(UTC)
+        self.document["updated"] = updated or datetime.now(UTC)
         self.unclear = True  # from here on an error does not tell
         published = self._files.versions.publish(self._before, self.document)
         if published is None:
