@@ -49,11 +49,11 @@ class Channel:
         self.printed = sys.stdout = Printed(logger)
 
     def order(self) -> Order:
-        """Wait for the order."""
+        """Wait for the order, which whoever has started this process writes at once, or ends."""
         return Order.from_json(self._input.readline())
 
     def send(self, event: Event) -> None:
-        """Write an event."""
+        """Write an event; waits as long as whoever gave the order is alive but does not read."""
         # Whoever gave the order may be gone; the end of the input then stops us.
         with self._lock, contextlib.suppress(BrokenPipeError):
             self._output.write(event.to_json() + "\n")

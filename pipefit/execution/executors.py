@@ -206,7 +206,7 @@ class _Worker:
         return int(self._process.returncode)
 
     def tell(self, line: str) -> None:
-        """Write a line to it."""
+        """Write a line to it; it reads them all the time, from its beginning to its end."""
         # A worker that is gone already says so by closing its output.
         with contextlib.suppress(BrokenPipeError):
             assert self._process.stdin is not None
@@ -214,7 +214,10 @@ class _Worker:
             self._process.stdin.flush()
 
     def events(self) -> Iterator[Event | None]:
-        """Its events until it ends; None every now and then if there is none."""
+        """Its events until it ends; None every now and then if there is none.
+
+        It ends by itself if its work hangs (`Watchdog`), and with the context if we are stopped.
+        """
         while True:
             # Processes it started may keep its output open, so that alone does not tell its end.
             ended = self._process.poll() is not None

@@ -42,7 +42,7 @@ class Heartbeat:
 
     def __exit__(self, *exception: object) -> None:
         self._done.set()
-        self._thread.join()
+        self._thread.join()  # a renewal on its way ends by the limits of the store's driver
 
     def _run(self) -> None:
         while not self._done.wait(min(self._writer.ttl / 3, _RENEW_SECONDS)):

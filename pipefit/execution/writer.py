@@ -26,6 +26,10 @@ class BackgroundWriter:
     The first failure is kept: everything after it is dropped, and `put`, `check` and `close` raise
     it, with its own traceback, in the thread that calls them.
 
+    Whoever waits here waits for what is queued, which is bounded. Each piece ends: by the limits
+    of the store (`Attempt.patiently`), or because an earlier one has failed. A training that waits
+    for longer than `train.step_timeout` is ended by the watchdog.
+
     Args:
         depth: how many pieces may wait; `put` blocks beyond that, so memory stays bounded.
         heavy: how many heavy pieces (they hold a copy of all state) may wait or be at work.

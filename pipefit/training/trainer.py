@@ -75,9 +75,11 @@ class Trainer:
         deterministic: bool = True,
     ):
         if feed.batch_size % accumulate:
+            below = feed.batch_size // accumulate * accumulate
+            sizes = [str(size) for size in (below, below + accumulate) if size]
             raise SpecError(
                 f"train.accumulate = {accumulate}: must divide the batch size, which is "
-                f"{feed.batch_size}"
+                f"{feed.batch_size}; nearest that work: {' and '.join(sizes)}"
             )
         self.objective, self.updates = objective, updates
         self.feed, self.replicas = feed, replicas

@@ -7,12 +7,15 @@ import sys
 import threading
 import time
 
+import numpy as np
 import psutil
 import pytest
+import tensorflow as tf
 
 from pipefit.errors import StepTimeout
 from pipefit.execution import InlineExecutor
 from pipefit.execution.watchdog import Watchdog, stacks
+from pipefit.training import Feed
 from tests.execution.lab_runs import ROOT, Worker, builder, experiment, order
 
 #: Long enough for a step to be compiled on a busy machine.
@@ -151,11 +154,49 @@ class TestWatchdog:
         assert any("in test_before_that_it_warns" in line for line in rest)
 
 
-def test_threads_of_others_are_shown_while_they_call_python():
-    import tensorflow as tf
+def iterable(gate):
+    class Gated:
+        def __iter__(self):
+            for i in range(40):
+                if i == 12:
+                    gate.wait(30)
+                yield {"x": np.full(2, i, "float32")}
 
+    return Gated()
+
+
+def dataset(gate):
+    def number(i):
+        if i == 12:
+            gate.wait(30)
+        return np.float32(i)
+
+    numbers = tf.data.Dataset.range(40).map(lambda i: tf.numpy_function(number, [i], tf.float32))
+    return numbers.map(lambda x: {"x": tf.fill([2], tf.ensure_shape(x, []))})
+
+
+@pytest.mark.parametrize("stream", [iterable, dataset])
+def test_how_far_a_stream_is_skipped_is_seen_from_outside(stream):
+    gate = threading.Event()
+    feed = Feed(stream(gate), seed=0, batch_size=4)
+    got = []
+    reading = threading.Thread(
+        target=lambda: got.append(next(feed.iterator(20))["x"].numpy()), daemon=True
+    )
+    reading.start()
+    deadline = time.monotonic() + 20
+    while feed.skipped < 12:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert feed.skipped == 12 and not got
+    gate.set()
+    reading.join(20)
+    assert feed.skipped == 20 and got[0][:, 0].tolist() == [20, 21, 22, 23]
+    feed.close()
+
+
+def test_threads_of_others_are_shown_while_they_call_python():
     seen = []
-    tf.numpy_function(lambda: seen.append(stacks()) or 0, [], tf.int64)
 
     def look():
         return tf.numpy_function(lambda: seen.append(inside()) or 0, [], tf.int64)

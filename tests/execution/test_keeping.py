@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipefit.execution.keeping import keep
+from pipefit.execution.keeping import keep, planned
 from pipefit.records import CheckpointInfo
 
 
@@ -63,11 +63,20 @@ def test_the_newest_stays_whatever_it_is(kinds):
     assert kept(infos, recent_keep=0) == {"s1": "permanent", "s2": kinds}
 
 
+def test_one_at_which_the_run_was_stopped_stays_until_there_is_a_later_one():
+    infos = checkpoints(s1="recent", s2="stopped", s3="recent", s4="stopped")
+    assert kept(infos, recent_keep=1) == {"s3": "recent", "s4": "stopped"}
+    assert kept(infos[:3], recent_keep=1) == {"s3": "recent"}
+    # The run may be rolled back to the one before it, whatever that is.
+    assert kept(infos, recent_keep=0) == {"s3": "recent", "s4": "stopped"}
+    assert [info.id for info in planned(infos)] == ["s1", "s3"]
+
+
 def test_of_nothing_nothing_stays():
     assert kept([]) == {}
 
 
-KINDS = st.frozensets(st.sampled_from(["permanent", "recent", "best", "final"]))
+KINDS = st.frozensets(st.sampled_from(["permanent", "recent", "best", "final", "stopped"]))
 
 
 @given(
