@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pipefit.store.outputs import StoredOutputs
     from pipefit.store.values import StoredValues
 
+# To read what belongs together while it is replaced.
+_TRIES = 10
+
 
 class StoredRun:
     """`pipefit.store.base.RunReader`; every call asks the store anew."""
@@ -229,6 +232,12 @@ class StoredRun:
         return [record for record in stored if documents.counts(run, record)]
 
     def _checkpoints(self) -> dict[int, CheckpointInfo]:
-        # The line is read first: the checkpoint it names as the newest is then among the records.
-        run = self._run()
-        return documents.checkpoints_of(run, self._backend.find_records(self.name, CHECKPOINT))
+        for _ in range(_TRIES):
+            # The line is read first: the checkpoint it names as the newest is then among the
+            # records, unless there have been so many more since that it was removed.
+            run = self._run()
+            stored = self._backend.find_records(self.name, CHECKPOINT)
+            newest = run["committed"] and run["committed"]["id"]
+            if newest is None or any(record["name"] == newest for record in stored):
+                break
+        return documents.checkpoints_of(run, stored)
