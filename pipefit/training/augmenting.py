@@ -10,6 +10,7 @@ import tensorflow as tf
 from pipefit.data.order import augmentation_seeds
 from pipefit.errors import DataError, TrainingError
 from pipefit.training.numbers import per_batch, repeated
+from pipefit.training.options import as_written
 from pipefit.training.readers import Readers
 from pipefit.training.state import unsaved_random
 
@@ -74,7 +75,7 @@ class Augmentation:
             shape=(2,),
         )
         both = tf.data.Dataset.zip((batches, seeds))
-        return both.map(self, num_parallel_calls=threads.count, deterministic=True)
+        return both.map(as_written(self), num_parallel_calls=threads.count, deterministic=True)
 
 
 def _seeds(seed: int, start: int, count: int) -> Any:

@@ -12,6 +12,7 @@ from pipefit.data.order import Indices
 from pipefit.data.sources import order_of
 from pipefit.errors import DataError
 from pipefit.training.numbers import per_batch, repeated
+from pipefit.training.options import as_written
 from pipefit.training.readers import Readers
 from pipefit.training.sharing import shared
 
@@ -94,7 +95,9 @@ class Indexed:
     ) -> tf.data.Dataset:
         if self._tensors is not None:
             tensors = self._tensors
-            return indices.map(lambda i: {name: tf.gather(t, i) for name, t in tensors.items()})
+            return indices.map(
+                as_written(lambda i: {name: tf.gather(t, i) for name, t in tensors.items()})
+            )
 
         def take(i: np.ndarray[Any, Any]) -> Any:
             return threads.call(self._take, i, what=self._taking)
@@ -108,7 +111,7 @@ class Indexed:
                 for (name, spec), value in zip(self.specs.items(), values, strict=True)
             }
 
-        return indices.map(batch, num_parallel_calls=threads.count, deterministic=True)
+        return indices.map(as_written(batch), num_parallel_calls=threads.count, deterministic=True)
 
     def _take(self, indices: Indices) -> list[np.ndarray[Any, Any]]:
         fields = self._source.take(indices)

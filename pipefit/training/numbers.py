@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipefit.data.order import Indices
+from pipefit.training.options import as_written
 from pipefit.training.readers import Readers
 
 #: Positions per call into Python: so many that the call costs nothing per step.
@@ -52,7 +53,7 @@ def per_batch(
     def numbers(i: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(tf.numpy_function(block, [i], tf.int64, stateful=False), whole)
 
-    return tf.data.Dataset.counter().map(numbers).prefetch(1).unbatch()
+    return tf.data.Dataset.counter().map(as_written(numbers)).prefetch(1).unbatch()
 
 
 def repeated(function: OfPositions, period: int | None) -> OfPositions:

@@ -1,8 +1,12 @@
-"""Options of every dataset of ours."""
+"""How all datasets of ours are made."""
 
 from __future__ import annotations
 
 import tensorflow as tf
+
+#: For functions given to a dataset: AutoGraph would rewrite them, which takes long and buries the
+#: messages of errors in users' code.
+as_written = tf.autograph.experimental.do_not_convert
 
 
 def options() -> tf.data.Options:

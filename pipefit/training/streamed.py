@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,10 +13,12 @@ import tensorflow as tf
 from pipefit.data import Fields, FieldSpec
 from pipefit.errors import DataError
 from pipefit.training.failures import reason_of
-from pipefit.training.options import options
+from pipefit.training.options import as_written, options
 from pipefit.training.readers import Readers
 from pipefit.training.streams import Skip, ended
 from pipefit.training.waiting import Waiting
+
+logger = logging.getLogger("pipefit.run")
 
 #: Between two looks whether skipping is over.
 _LOOK_SECONDS = 0.1
@@ -54,6 +57,14 @@ class Streamed:
             skip: how many examples to leave out.
             batch_size: examples per batch.
         """
+        if any(getattr(d, "_reshuffle_each_iteration", False) for d in _origins(self._source)):
+            logger.warning(
+                "%s: shuffle() gives another order whenever it is read again in one process, so "
+                "the run may not continue exactly; give every epoch a seed of its own: "
+                "tf.data.Dataset.counter().flat_map(lambda epoch: "
+                "rows.shuffle(SIZE, seed=epoch, reshuffle_each_iteration=False))",
+                self.name,
+            )
         counter = Waiting()  # of batches, those that are skipped too
         whole, rest = divmod(skip.count, batch_size)
         batches = self._source.skip(rest).batch(batch_size, drop_remainder=True)
@@ -79,7 +90,7 @@ class Streamed:
             }
 
         # Nothing is called per batch: that would cost more than small models do.
-        return batches.concatenate(tf.data.Dataset.range(1).map(ending))
+        return batches.concatenate(tf.data.Dataset.range(1).map(as_written(ending)))
 
     def once(self, _: Readers, batch_size: int) -> tf.data.Dataset:
         """Every example once, in order; the last batch may be smaller.
@@ -120,7 +131,7 @@ class Streamed:
 
     def _refuse_batches(self) -> None:
         """A batch of examples cannot be told from an example by its shape; by its origin it can."""
-        for kind in _transformations(self._source):
+        for kind in (type(origin).__name__ for origin in _origins(self._source)):
             if "Unbatch" in kind or "FlatMap" in kind or "Interleave" in kind:
                 return
             if "Batch" in kind:
@@ -148,9 +159,9 @@ def _tell(skip: Skip, over: Callable[[], bool], counter: Waiting, threads: Reade
             return
 
 
-def _transformations(dataset: Any) -> Iterator[str]:
-    """Names of the classes of a dataset and of what it was made of, the last one first."""
+def _origins(dataset: Any) -> Iterator[Any]:
+    """A dataset, what it was made of, what that was made of, and so on."""
     while dataset is not None:
-        yield type(dataset).__name__
+        yield dataset
         inputs = dataset._inputs() if hasattr(dataset, "_inputs") else []
         dataset = inputs[0] if len(inputs) == 1 else None

@@ -18,6 +18,7 @@ import tensorflow as tf
 from pipefit.data import Fields, check_fields
 from pipefit.errors import DataError
 from pipefit.training.indexed import encoded
+from pipefit.training.options import as_written
 from pipefit.training.readers import Readers
 
 logger = logging.getLogger("pipefit.run")
@@ -136,7 +137,7 @@ class Iterated:
             return self._stacked(reading.rows(batch_size), reading.done)
 
         return self._batches(threads, some, reading, None).take_while(
-            lambda fields: size_of(fields) > 0
+            as_written(lambda fields: size_of(fields) > 0)
         )
 
     def _batches(
@@ -162,7 +163,7 @@ class Iterated:
                 for (name, spec), value in zip(self.specs.items(), values, strict=True)
             }
 
-        return tf.data.Dataset.counter().map(batch)
+        return tf.data.Dataset.counter().map(as_written(batch))
 
     def _stacked(self, rows: list[Any], done: int) -> list[np.ndarray[Any, Any]]:
         """The examples as arrays [examples, ...]; `done` is the number of the one after them."""

@@ -249,6 +249,19 @@ class TestDatasets:
         with pytest.raises(DataError, match=r"never ends.*leave \.repeat\(\) out"):
             list(endless)
 
+    def test_that_shuffle_otherwise_at_every_reading_are_warned_of(self, caplog):
+        rows = dataset(points(COUNT))
+        first(feed_of(rows.shuffle(9, seed=1).repeat()), 1)
+        assert "shuffle() gives another order" in caplog.text
+        caplog.clear()
+        epochs = tf.data.Dataset.counter().flat_map(
+            lambda epoch: rows.shuffle(9, seed=epoch, reshuffle_each_iteration=False)
+        )
+        feed = feed_of(epochs)
+        whole = first(feed, 20)
+        assert_batches(first(feed, 3, 17 * BATCH), whole[17:])
+        assert not caplog.text
+
     def test_may_generate_and_shuffle(self):
         """With deterministic ops, as all tests here."""
 
