@@ -200,12 +200,13 @@ def test_what_fails_where_events_are_shown_ends_the_worker(validation):
     assert not [p for p in psutil.Process().children() if "worker" in " ".join(p.cmdline())]
 
 
-def test_a_signal_while_the_worker_ends_well_is_not_forgotten(order, make_run):
-    run = make_run(steps=100)
+def test_a_signal_while_the_worker_ends_well_is_not_forgotten(order, make_run, store):
+    make_run(steps=100)
     done = order(changes={"train.steps": 100})
     # The run is the one of this experiment, so there is nothing left to do for the worker.
     identity = Spec.from_json(done.spec).identity
-    run._layout.runs.update_one({"_id": "mlp"}, {"$set": {"identity": identity}})
+    runs = store.connection.database["digits.runs"]
+    runs.update_one({"_id": "mlp"}, {"$set": {"identity": identity}})
     carry_out(done)
 
     sent = []
