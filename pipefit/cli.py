@@ -133,6 +133,53 @@ def gc(collection: str | None, dry_run: bool, yes: bool) -> None:
     click.echo(_amount(removed, "removed"))
 
 
+@main.command()
+@click.argument("words", nargs=-1, required=True, metavar="[NAME] FILE.tar")
+@_of_collection
+def export(words: tuple[str, ...], collection: str | None) -> None:
+    """Write one run, or all runs of --collection C, into one file.
+
+    `pipefit import` stores them in another database, where they continue. Runs may be trained
+    meanwhile.
+    """
+    from pipefit import transfer
+    from pipefit.report.words import size
+
+    *names, file = words
+    if len(names) > 1 or not (names or collection):
+        raise click.UsageError("name one run and a file, or give --collection and a file")
+    store = _store()
+    if names:
+        collection = _find(store, names[0], collection).collection
+    elif collection not in (known := store.collections()):
+        raise NotFound(_no_such("collection", str(collection), store, known))
+    done = transfer.export_runs(store, Path(file), str(collection), names or None, tell=_tell)
+    runs = "1 run" if len(done.runs) == 1 else f"{len(done.runs)} runs"
+    click.echo(f"{file}: {runs}, {size(done.size)}, sha256 {done.sha256}")
+
+
+@main.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--uri",
+    metavar="URI",
+    help="Of the database, if it is another one. '${NAME}' in it stands for an environment "
+    "variable: what is typed can be seen by everybody on this machine.",
+)
+def import_(file: Path, uri: str | None) -> None:
+    """Store the runs of a file that `pipefit export` has written.
+
+    A run that is there already is left alone if it is the same, and refused if it is not.
+    """
+    from pipefit import transfer
+    from pipefit.store import open_store
+
+    store = open_store(None if uri is None else settings.with_environment("--uri", uri))
+    for run in transfer.import_runs(store, file, tell=_tell):
+        there = "imported" if run.new else "was there already"
+        click.echo(f"{run.collection}/{run.name} {there}")
+
+
 @main.group()
 def db() -> None:
     """Mind the MongoDB server on this machine.
@@ -223,6 +270,12 @@ def _no_such(kind: str, name: str, store: Store, known: list[str]) -> str:
     nearest = difflib.get_close_matches(name, sorted(set(known)), n=5, cutoff=0.5)
     hint = f"the nearest: {', '.join(nearest)}" if nearest else "`pipefit runs` lists all"
     return f"no {kind} {name!r} in {store.describe()}; {hint}"
+
+
+def _tell(name: str) -> None:
+    """Say what is being done; only to whoever sits there."""
+    if sys.stderr.isatty():
+        click.echo(f"{name} ...", err=True)
 
 
 def _amount(items: Sequence[Garbage], what: str) -> str:

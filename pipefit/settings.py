@@ -52,7 +52,30 @@ def value(section: str, key: str, default: str) -> str:
         SettingsError: luigi.cfg cannot be read or names an environment variable that is not set.
     """
     raw = _luigi_config().get(section, key, fallback="")
-    return _with_environment(section, key, raw).strip() or default
+    return with_environment(f"luigi.cfg: [{section}] {key}", raw).strip() or default
+
+
+def with_environment(place: str, text: str) -> str:
+    """The text with the environment variable NAME in the place of `${NAME}`.
+
+    Args:
+        place: where the text stands, for the message.
+        text: the text.
+
+    Raises:
+        SettingsError: it names an environment variable that is not set.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        try:
+            return os.environ[match[1]]
+        except KeyError:
+            raise SettingsError(
+                f"{place} names the environment variable {match[1]}, which is not set; set it, or "
+                "write the value itself"
+            ) from None
+
+    return re.sub(r"\$\{([^}]+)\}", replaced, text)
 
 
 def _luigi_config() -> configparser.ConfigParser:
@@ -72,16 +95,3 @@ def _luigi_files() -> list[Path]:
     # Luigi gives a .toml file to another parser, which it then does not ask.
     more = [extra] if extra and not extra.endswith(".toml") else []
     return [path for path in map(Path, (*_LUIGI_FILES, *more)) if path.is_file()]
-
-
-def _with_environment(section: str, key: str, raw: str) -> str:
-    def replaced(match: re.Match[str]) -> str:
-        try:
-            return os.environ[match[1]]
-        except KeyError:
-            raise SettingsError(
-                f"luigi.cfg: [{section}] {key} names the environment variable {match[1]}, "
-                "which is not set; set it, or write the value itself"
-            ) from None
-
-    return re.sub(r"\$\{([^}]+)\}", replaced, raw)

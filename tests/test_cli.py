@@ -1,3 +1,4 @@
+import hashlib
 import os
 import pty
 import subprocess
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 from pipefit.cli import main
 from pipefit.records import Ended, RunOrder, RunState
 from pipefit.spec import Spec, read_spec
-from pipefit.store import this_process
+from pipefit.store import open_store, this_process
 
 ROOT = Path(__file__).parent.parent
 PIPEFIT = [sys.executable, "-c", "from pipefit.cli import main; main(prog_name='pipefit')"]
@@ -187,6 +188,40 @@ def leave_outputs(store):
         outputs.close()
         os._exit(0)
     os.waitpid(pid, 0)
+
+
+def test_runs_go_to_another_store_in_one_file(pipefit, make_run, tmp_path, monkeypatch):
+    make_run("mlp", steps=100)
+    make_run("cnn", steps=200)
+    file = str(tmp_path / "all.tar")
+    told = pipefit("export", "--collection", "digits", file)
+    sha256 = hashlib.sha256((tmp_path / "all.tar").read_bytes()).hexdigest()
+    assert told.startswith(f"{file}: 2 runs, ") and told.endswith(f"kB, sha256 {sha256}\n")
+    assert pipefit("export", "mlp", str(tmp_path / "one.tar")).split()[1:3] == ["1", "run,"]
+    uri = (tmp_path / "elsewhere").as_uri()
+    told = pipefit("import", str(tmp_path / "one.tar"), "--uri", uri)
+    assert told == "digits/mlp imported\n"
+    monkeypatch.setenv("OTHER", uri)
+    told = pipefit("import", file, "--uri", "${OTHER}")
+    assert told == "digits/mlp was there already\ndigits/cnn imported\n"
+    assert pipefit("import", file).count("was there already") == 2
+    assert len(open_store(uri).runs()) == 2
+
+
+def test_what_cannot_be_exported_or_imported_is_an_error(pipefit, make_run, tmp_path):
+    make_run("mlp")
+    file = str(tmp_path / "a.tar")
+    assert "nearest: mlp" in pipefit("export", "mpl", file, fails=True)
+    error = pipefit("export", "--collection", "digit", file, fails=True)
+    assert "no collection 'digit'" in error and "nearest: digits" in error
+    pipefit("export", "mlp", file)
+    assert "a.tar exists already" in pipefit("export", "mlp", file, fails=True)
+    (tmp_path / "b.tar").write_bytes(Path(file).read_bytes()[:2000])
+    assert "not a whole tar" in pipefit("import", str(tmp_path / "b.tar"), fails=True)
+    for words in (["export", file], ["export", "a", "b", file], ["export"]):
+        assert CliRunner().invoke(main, words).exit_code == 2
+    error = pipefit("import", file, "--uri", "${NOT_SET}", fails=True)
+    assert error.startswith("pipefit: error: --uri names the environment variable NOT_SET")
 
 
 def test_the_experiment_of_a_run_comes_back_as_a_file(pipefit, make_run, tmp_path, store):

@@ -25,11 +25,12 @@ MAY_IMPORT = {
     "store": "errors records settings",
     "data": "archives errors records refs settings spec",
     "training": "archives errors records refs spec data",
+    "transfer": "archives errors records settings store",
     "report": "errors records",
     "execution": "archives errors records settings spec store",
     # The only file that joins what stores and what trains.
     "execution.worker": "errors records settings spec store training data",
-    "cli": "archives data errors execution records refs report settings spec store",
+    "cli": "archives data errors execution records refs report settings spec store transfer",
     "tasks": "archives errors execution records report settings spec store",
     "pipelines": "errors records settings spec tasks",
 }

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,8 @@ from pipefit.archives import tars, zips
 from pipefit.archives.facts import remembered
 from pipefit.archives.inventory import Inventory, Limits
 from pipefit.errors import ArchiveError
+
+_PIECE = 2**20
 
 # Nothing is unpacked, so the archive's own size is the limit; `zips` refuses what expands too much.
 _NO_LIMITS = Limits(members=sys.maxsize, total_bytes=sys.maxsize, ratio=math.inf)
@@ -44,6 +46,9 @@ class Members(Protocol):
             ArchiveError: they cannot be read.
             KeyError: there is no such file.
         """
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """The bytes of a file, a megabyte at a time; otherwise as `read`."""
 
     def close(self) -> None:
         """Close the archive; nothing can be read afterwards."""
@@ -85,7 +90,9 @@ class _Tar:
         self._file = path.open("rb", buffering=0)
 
     def read(self, name: str) -> bytes:
-        offset, size = self._places[name]
+        return self._read_at(name, *self._places[name])
+
+    def _read_at(self, name: str, offset: int, size: int) -> bytes:
         try:
             data = os.pread(self._file.fileno(), size, offset)
             while len(data) < size:  # a signal, or more than 2 GiB
@@ -96,6 +103,11 @@ class _Tar:
         except (OSError, ValueError) as error:
             raise _unreadable(self.path, name, error) from error
         return data
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        offset, size = self._places[name]
+        for at in range(0, size, _PIECE):
+            yield self._read_at(name, offset + at, min(_PIECE, size - at))
 
     def close(self) -> None:
         self._file.close()
@@ -120,6 +132,14 @@ class _Zip:
         try:
             return self._zip.read(info)
         except Exception as error:  # zipfile and zlib have several types for damage
+            raise _unreadable(self.path, name, error) from error
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        try:
+            with self._zip.open(self._infos[name]) as file:
+                while piece := file.read(_PIECE):
+                    yield piece
+        except Exception as error:  # likewise
             raise _unreadable(self.path, name, error) from error
 
     def close(self) -> None:

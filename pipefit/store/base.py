@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from pipefit.store.content import Part
+    from pipefit.store.content import RunContent
 
 
 class RunWriter(Protocol):
@@ -246,27 +246,6 @@ class OutputsWriter(Protocol):
 
     def abort(self) -> None:
         """Delete what was written."""
-
-
-class RunContent(Protocol):
-    """All that counts of a run as plain data: numbers, texts, bytes, times, lists, dictionaries.
-
-    `pipefit.store.content` tells the fields. It has nothing that only one store understands, so any
-    store can take it over. What lies in files is named by length and sha256 and read on demand.
-    """
-
-    collection: str
-    name: str
-
-    def document(self) -> tuple[dict[str, Any], Sequence[Part]]:
-        """The document of the run, and the texts that it names, in the order of their names."""
-
-    def records(self) -> Iterator[tuple[dict[str, Any], Sequence[Part]]]:
-        """The records, in an order that is the same in every store; each with what it names.
-
-        Raises:
-            NotFound, CheckpointCorrupt: something was removed or replaced meanwhile, or is damaged.
-        """
 
 
 class Store(Protocol):

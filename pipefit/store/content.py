@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from pipefit.errors import NotFound, StoreError
 from pipefit.store import documents
@@ -68,8 +68,29 @@ class Part:
     read: Callable[[], bytes | bytearray]
 
 
+class RunContent(Protocol):
+    """All that counts of a run as plain data: numbers, texts, bytes, times, lists, dictionaries.
+
+    It has nothing that only one store understands, so any store can take it over. What lies in
+    files is named by length and sha256 and read on demand.
+    """
+
+    collection: str
+    name: str
+
+    def document(self) -> tuple[dict[str, Any], Sequence[Part]]:
+        """The document of the run, and the texts that it names, in the order of their names."""
+
+    def records(self) -> Iterator[tuple[dict[str, Any], Sequence[Part]]]:
+        """The records, in an order that is the same in every store; each with what it names.
+
+        Raises:
+            NotFound, CheckpointCorrupt: something was removed or replaced meanwhile, or is damaged.
+        """
+
+
 class StoredContent:
-    """`pipefit.store.base.RunContent` of a run in a store, as it is when this is made.
+    """`RunContent` of a run in a store, as it is when this is made.
 
     Raises:
         NotFound: there is no such run.
@@ -168,6 +189,33 @@ class StoredContent:
             shards = record["shards"]
             found = [StoredFile(s["id"], s["size"], s["sha256"], about) for s in shards]
         return [_part(file, files.read) for file in found]
+
+
+def named_files(told: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Size and sha256 of what a document or record names, in the order of its parts.
+
+    Raises:
+        StoreError: it is neither.
+    """
+    kind = told.get("kind")
+    try:
+        files = _files_in(kind, told)
+        return [(file["size"], file["sha256"]) for file in files if "sha256" in file]
+    except (KeyError, TypeError, AttributeError):
+        shown = str(kind)[:100]
+        raise StoreError(f"a record {shown!r} does not say which files it names") from None
+
+
+def _files_in(kind: str | None, told: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    found: Iterable[Mapping[str, Any]] = ()
+    field = {METRICS: "columns", VALIDATION: "values", VALIDATED: "values", OUTPUTS: "shards"}
+    if kind is None and told.get("described"):
+        found = told["described"]["artifacts"]
+    elif kind in (CHECKPOINT, ARTIFACT):
+        found = [told]
+    elif kind in field:
+        found = told[field[kind]]
+    return found
 
 
 def _snapshot(backend: Backend, name: str) -> tuple[Document, list[Document]]:

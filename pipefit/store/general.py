@@ -30,7 +30,8 @@ from pipefit.store.reader import StoredRun
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipefit.store.base import RunContent, RunWriter
+    from pipefit.store.base import RunWriter
+    from pipefit.store.content import RunContent
     from pipefit.store.outputs import StoredOutputsWriter
 
 _NAMES_COMPARED = 10_000

@@ -23,8 +23,8 @@ from pipefit.store.documents import ARTIFACT, CHECKPOINT, METRICS, OUTPUTS, VALI
 from pipefit.store.owner import this_process
 
 if TYPE_CHECKING:
-    from pipefit.store.base import RunContent
     from pipefit.store.columns import Packed
+    from pipefit.store.content import RunContent
 
 
 def bring_in(backend: Backend, content: RunContent) -> bool:

@@ -1,10 +1,19 @@
-"""Runs that were rewound and are trained again: as the first time, bit for bit."""
+"""Runs that were rewound, or carried elsewhere, and are trained on: the same, bit for bit."""
 
 import pytest
 
 from pipefit.records import RunState
 from pipefit.store import open_store
-from tests.execution.lab_runs import builder, carry_out, changed, experiment, results
+from pipefit.transfer import export_runs, import_runs
+from tests.execution.lab_runs import (
+    assert_same,
+    builder,
+    carry_out,
+    changed,
+    experiment,
+    results,
+)
+from tests.pipelines.conftest import _new_database
 
 SAVE = {"checkpoint_every": 4, "metrics_every": 3, "validate_every": 3}
 VALIDATION = {
@@ -58,3 +67,24 @@ def test_a_run_that_ended_early_goes_on_to_its_end_again(database_uri):
 
     assert run.status().ended.step == run.status().step < 12
     assert results(run) == before
+
+
+@pytest.mark.parametrize("kind", ["another database", "a folder"])
+def test_a_run_that_was_carried_elsewhere_ends_as_it_would_have(
+    database_uri, mongo_uri, tmp_path, kind
+):
+    spec = experiment(save=SAVE, validation=VALIDATION)
+    spec = changed(spec, model=builder("net"), loss=builder("plain"), train={"metrics": {}})
+    spec = changed(spec, validation={"test": {**VALIDATION["test"], "metrics": {}}})
+    carry_out(changed(spec, train={"steps": 6}), database_uri)
+    store = open_store(database_uri)
+    export_runs(store, tmp_path / "a.tar", "lab")
+    with _new_database(mongo_uri) as other_uri:
+        uri = other_uri if kind == "another database" else (tmp_path / "store").as_uri()
+        import_runs(open_store(uri), tmp_path / "a.tar")
+        for place in (database_uri, uri):
+            carry_out(spec, place)
+        runs = [open_store(place).run("run", "lab") for place in (database_uri, uri)]
+
+        assert [a.start for a in runs[1].attempts()] == [-1, 6]
+        assert_same(*runs)
