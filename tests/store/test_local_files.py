@@ -3,6 +3,7 @@
 import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from pipefit.errors import (
 )
 from pipefit.records import RunState
 from pipefit.store import open_store
-from pipefit.store.local import folder_of
+from pipefit.store.local import folder_of, places
 
 
 @pytest.fixture
@@ -164,6 +165,31 @@ def test_a_store_that_is_gone_is_away_and_not_empty(store, folder, tmp_path):
     assert reader(store).status().step == 20
 
 
+def test_a_disk_that_is_not_mounted_is_away_and_not_empty(store, folder, tmp_path, monkeypatch):
+    mounted = {tmp_path, Path("/")}
+    monkeypatch.setenv("PIPEFIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(Path, "is_mount", lambda path: path in mounted)
+    full_run(store)
+    folder.rename(tmp_path / "unmounted")
+    mounted.remove(tmp_path)
+    places._seen.clear()  # as in another process
+
+    for use in (
+        store.collections,
+        lambda: store.statuses(COLLECTION, ["a"]),
+        lambda: acquire(store),
+    ):
+        with pytest.raises(StoreUnavailable, match=f"mounted at {tmp_path}, where none is now"):
+            use()
+    assert not folder.exists()
+    mounted.add(tmp_path)
+    (tmp_path / "unmounted").rename(folder)
+    check_full_run(store)
+    shutil.rmtree(folder)
+    places._seen.clear()
+    acquire(store)  # somebody removed the store, which is on a disk that is there
+
+
 def test_a_store_that_was_moved_is_read_and_continued(store, folder, tmp_path):
     full_run(store)
     moved = tmp_path / "elsewhere" / "my results"
@@ -209,7 +235,6 @@ def unprivileged(action):
 
 def test_who_may_only_read_reads_everything_and_writes_nothing():
     import tempfile
-    from pathlib import Path
 
     folder = Path(tempfile.mkdtemp())  # which others may enter, other than tmp_path
     try:

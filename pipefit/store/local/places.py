@@ -24,7 +24,7 @@ from pathlib import Path
 from pipefit.errors import StoreError, StoreUnavailable
 from pipefit.records import check_collection_name, check_run_name
 from pipefit.store.backend import Document
-from pipefit.store.local import blocks, disk
+from pipefit.store.local import blocks, disk, mounts
 
 #: Of the layout of folders and files.
 VERSION = 1
@@ -84,7 +84,7 @@ class Root:
 
         Raises:
             StoreError: the folder holds something else, or a newer Pipefit wrote it.
-            StoreUnavailable: it was there before.
+            StoreUnavailable: it was there before, or its file system is not mounted.
         """
         marker = self.path / _MARKER
         if self.path in _seen:
@@ -97,6 +97,7 @@ class Root:
         try:
             told = blocks.decode(marker.read_bytes())
         except FileNotFoundError:
+            mounts.check(self.path)
             self._check_empty()
             return False
         except ValueError as error:
@@ -123,13 +124,13 @@ class Root:
 
     def create(self) -> None:
         """Make the folder a store, if it is none yet."""
-        if self.exists():
-            return
-        disk.make_folders(self.path)
-        told = blocks.encode({"format": "a store of Pipefit", "version": VERSION})
-        # Whoever was faster wrote the same.
-        disk.publish(disk.write(self.path, [told]), self.path / _MARKER)
-        self.exists()
+        if not self.exists():
+            disk.make_folders(self.path)
+            told = blocks.encode({"format": "a store of Pipefit", "version": VERSION})
+            # Whoever was faster wrote the same.
+            disk.publish(disk.write(self.path, [told]), self.path / _MARKER)
+            self.exists()
+        mounts.remember(self.path)
 
     def collections(self) -> list[str]:
         """Folders of collections, by name."""
