@@ -34,7 +34,7 @@ def home() -> Path:
 
 
 def mongo_uri() -> str:
-    """The database: a MongoDB URI (it may hold a password: never print it) or "embedded".
+    """The database: a MongoDB URI (it may hold a password: never print it), "embedded" or a file:.
 
     Raises:
         SettingsError: luigi.cfg cannot be read.
