@@ -50,7 +50,8 @@ class Readers:
         self.at_end: list[Callable[[], object]] = []
         self._failures = failures
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        # Entered again if the garbage collector ends a forgotten iterator within.
+        self._lock = threading.RLock()
         self._waited_for: set[_Task] = set()
         self._threads: list[threading.Thread] = []
         self.closed = threading.Event()
@@ -70,8 +71,8 @@ class Readers:
         with self._lock:
             if self.closed.is_set():
                 raise self._given_up()
-            self._start()
             self._waited_for.add(task)
+            self._start()
         self._tasks.put(task)
         try:
             return task.result.result()
@@ -87,13 +88,10 @@ class Readers:
             seconds: to wait at most for the threads.
         """
         with self._lock:
-            first = not self.closed.is_set()
             self.closed.set()
-        if first:
-            for task in list(self._waited_for):
-                task.result.cancel()
-            for _ in self._threads:
-                self._tasks.put(None)
+        for task in list(self._waited_for):
+            task.result.cancel()
+        self._tasks.put(None)
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             # A forgotten iterator may be found by the garbage collector in any thread.
@@ -123,6 +121,7 @@ def _work(
         if not task.result.cancelled():
             _do(task, failures)
         del task  # and with it the batch
+    tasks.put(None)  # for the other threads
     for function in at_end:
         try:
             function()
