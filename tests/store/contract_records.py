@@ -77,6 +77,7 @@ class RecordsContract:
         writer = started(store)
         writer.write_metrics(block(1, 200_000))
         writer.write_metrics(MetricBlock(200_001, {}))
+        writer.write_metrics(MetricBlock(200_001, {"loss": np.zeros(0)}))
 
         table = reader(store).metrics()
         np.testing.assert_array_equal(table.index, np.arange(1, 200_001))

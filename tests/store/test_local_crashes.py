@@ -1,9 +1,11 @@
 """The store in a folder, when a process is killed, stopped or refused at any call it makes."""
 
+import collections
 import errno
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -224,3 +226,28 @@ def test_what_is_published_is_durable_before_and_the_name_after(store, what):
             folders.add(paths[0].parent)
     assert not files | folders
     assert published >= 1
+
+
+@pytest.mark.parametrize("what", OWNERS | OTHERS)
+def test_no_call_that_changes_a_file_is_overlooked_here(store, what):
+    prepare, act, _ = (OWNERS | OTHERS)[what]
+
+    def counted():
+        audited = collections.Counter()
+        events = {"os.link": "link", "os.rename": "replace", "os.remove": "unlink"}
+
+        def hook(event, arguments):
+            if event == "open" and arguments[2] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
+                audited["open"] += 1
+            elif event in events or event in ("os.mkdir", "os.truncate", "os.rmdir", "os.utime"):
+                audited[events.get(event, event.removeprefix("os."))] += 1
+
+        ready = prepare(store, "a")
+        sys.addaudithook(hook)
+        with Calls() as calls:
+            act(ready)
+        seen = collections.Counter(name for name, *_ in calls.seen)
+        assert audited == {name: seen[name] for name in audited}
+        assert audited["open"] >= 1
+
+    assert ended(child(counted)) == 0

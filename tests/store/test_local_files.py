@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -432,6 +433,41 @@ def test_ids_of_files_are_checked(store, key):
         writer.read_checkpoint(replace(info, id=key))
     store._backend(COLLECTION).checkpoints_of("a").remove([key])
     assert reader(store).weights()["step"] == 10
+
+
+@pytest.mark.parametrize("what", ["tail", "story", "checkpoints", "past", "logs"])
+def test_a_document_cannot_name_a_file_elsewhere(store, tmp_path, what):
+    """Whoever is sent a store reads nothing else of their disk, and loses nothing."""
+    full_run(store)
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    files = store._backend(COLLECTION).files_of("a")
+    newest = files.newest()
+    path = f"../../../../../{secret.name}"
+    assert (files.place.stories / path).resolve() == secret
+    named = [{"kind": "metrics", "file": path, "size": 6}] if what == "logs" else path
+    there = "attempt" if what == "tail" else "inside"
+    files.versions.publish(
+        newest,
+        {
+            there: {**newest.document[there], what: named},
+            **{key: value for key, value in newest.document.items() if key != there},
+        },
+    )
+
+    with pytest.raises(StoreError, match="names no file in"):
+        look_everywhere(store)
+    with suppress(StoreError):
+        started(store).commit(20, state(2.0), PERMANENT)
+    assert secret.read_text() == "secret"
+
+
+def look_everywhere(store):
+    run = reader(store)
+    run.attempts()
+    run.document()
+    run.checkpoints()
+    run.metrics()
 
 
 def test_what_is_replaced_or_removed_leaves_nothing_behind(store):

@@ -159,7 +159,7 @@ class LocalArrival:
 
     def _flush(self, kind: str) -> None:
         if self._waiting[kind]:
-            self._writer.append(self._logs, kind, bytes(self._waiting[kind]))
+            self._writer.append(self._logs, kind, [bytes(self._waiting[kind])])
             self._waiting[kind].clear()
 
     @guarded

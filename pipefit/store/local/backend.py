@@ -21,6 +21,7 @@ from pipefit.store.local.logs import read_logs
 from pipefit.store.local.places import (
     Root,
     RunPlace,
+    file_in,
     is_file_name,
     label,
     run_names,
@@ -284,7 +285,7 @@ def _attempts(files: RunFiles, version: Version) -> list[Document]:
     found = []
     for attempt in files.attempts(version):
         tail = attempt["tail"]
-        text = (files.place.attempts / tail).read_bytes() if tail else b""
+        text = file_in(files.place.attempts, tail).read_bytes() if tail else b""
         words = text.decode("utf-8", "surrogatepass")
         found.append({**attempt, "step": attempt["fence"], "log_tail": words})
     return found[::-1]

@@ -164,18 +164,19 @@ def move(draft: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
-def append(path: Path, end: int, data: Bytes) -> None:
-    """Write bytes from `end` on, durably; what lies behind that is lost."""
-    new = end == 0
+def append(path: Path, end: int, pieces: Iterable[Bytes]) -> int:
+    """Write bytes from `end` on, durably, over whatever lies behind that; returns the new end."""
+    at = end
     with _opened(path, os.O_WRONLY | os.O_CREAT) as fd:
-        at = end
-        view = memoryview(data).cast("B")
-        while view:
-            done = os.pwrite(fd, view, at)
-            at, view = at + done, view[done:]
+        for piece in pieces:
+            view = memoryview(piece).cast("B")
+            while view:
+                done = os.pwrite(fd, view, at)
+                at, view = at + done, view[done:]
         _sync(fd)
-    if new:
+    if end == 0:
         sync_folder(path.parent)
+    return at
 
 
 def remove(path: Path) -> None:

@@ -62,9 +62,10 @@ class LocalLeases:
         Raises:
             RunOwned, IdentityMismatch: as `Store.acquire` says.
         """
-        self.files.place.create()
         for _ in range(_TRIES):
-            with suppress(Overtaken):
+            self.files.place.create()
+            # What is missing has been replaced, or its folder removed for a run that was brought.
+            with suppress(Overtaken, FileNotFoundError):
                 fence = self._try(claim)
                 if fence is not None:
                     return fence
@@ -76,10 +77,7 @@ class LocalLeases:
             if version is None:
                 _create(draft, claim)
             else:
-                try:
-                    self._succeed(draft, version, claim)
-                except FileNotFoundError:  # its story has been replaced, and so has the version
-                    return None
+                self._succeed(draft, version, claim)
             _take(draft, claim)
             fence: int = draft.document["fence"]
             return None if draft.publish() is None else fence

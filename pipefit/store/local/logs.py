@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pipefit.errors import StoreError
 from pipefit.store.backend import Document
 from pipefit.store.local import blocks, disk
 from pipefit.store.local.columns import with_values
+from pipefit.store.local.places import file_in
 from pipefit.store.local.versions import Version
 
 
@@ -32,11 +33,19 @@ class LogWriter:
         self._fence = fence
         self._names: dict[tuple[int, str], str] = {}
 
-    def append(self, logs: list[Document], kind: str, data: bytes) -> None:
-        """Write blocks, and note in what is to be the run's document that they are there."""
+    def append(self, logs: list[Document], kind: str, written: Iterable[bytes]) -> None:
+        """Write blocks, and note in what is to be the run's document that they are there.
+
+        Raises:
+            StoreError: what makes the first block refuses something; nothing is written.
+        """
+        others = iter(written)
+        first = next(others, None)  # or it raises, before there is a file
+        if first is None:
+            return
         mine = self._mine(logs, kind)
-        disk.append(self._folder / mine["file"], mine["size"], data)
-        mine["size"] += len(data)
+        written = itertools.chain([first], others)
+        mine["size"] = disk.append(file_in(self._folder, mine["file"]), mine["size"], written)
 
     def _mine(self, logs: list[Document], kind: str) -> Document:
         # A forked child has logs of its own.
@@ -68,7 +77,7 @@ def read_logs(folder: Path, version: Version, kind: str, *, values: bool) -> lis
     written = itertools.count()
     for log in version.document["inside"]["logs"]:
         if log["kind"] == kind:
-            for record in read_log(folder / log["file"], log["size"], values=values):
+            for record in read_log(file_in(folder, log["file"]), log["size"], values=values):
                 key = (record["fence"], record["name"], record["step"])
                 # What was brought in from another store says it itself.
                 found[key] = {"written": next(written), **record}

@@ -94,25 +94,23 @@ class Root:
                     "system mounted?"
                 )
             return True
+        # Listed before: what is there once the marker is, is the store's.
+        others = sorted(name for name in disk.names_in(self.path) if not name.startswith("."))
         try:
             told = blocks.decode(marker.read_bytes())
         except FileNotFoundError:
             mounts.check(self.path)
-            self._check_empty()
+            if others:
+                raise StoreError(
+                    f"{self.path} is no store of Pipefit, it holds {others[0]!r}: name a new or an "
+                    "empty folder"
+                ) from None
             return False
         except ValueError as error:
             raise StoreError(f"{marker} is damaged ({error}): restore it from a backup") from error
         self._check_version(told)
         _seen.add(self.path)
         return True
-
-    def _check_empty(self) -> None:
-        others = sorted(name for name in disk.names_in(self.path) if not name.startswith("."))
-        if others:
-            raise StoreError(
-                f"{self.path} is no store of Pipefit, it holds {others[0]!r}: name a new or an "
-                "empty folder"
-            )
 
     def _check_version(self, told: Document) -> None:
         if told["version"] > VERSION:
@@ -183,6 +181,17 @@ def file_name(wanted: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", stem)[:_LABEL_CHARACTERS]
     ending = re.sub(r"[^A-Za-z0-9]", "", ending)[:20]
     return f"{plain}-{disk.token()}{dot if ending else ''}{ending}"
+
+
+def file_in(folder: Path, name: str) -> Path:
+    """The file that a document names; documents may come from anywhere.
+
+    Raises:
+        StoreError: this names no file of the folder.
+    """
+    if not is_file_name(name):
+        raise StoreError(f"{name!r} names no file in {folder}: restore the store from a backup")
+    return folder / name
 
 
 def is_file_name(name: str) -> bool:

@@ -23,7 +23,7 @@ from typing import TypeVar
 from pipefit.errors import StoreError
 from pipefit.store.backend import Document
 from pipefit.store.local import blocks, disk
-from pipefit.store.local.places import RunPlace
+from pipefit.store.local.places import RunPlace, file_in
 from pipefit.store.local.versions import Version, Versions
 
 _STORY = ("parts", "spec", "program", "described", "history")
@@ -87,14 +87,14 @@ class RunFiles:
 
     def story(self, version: Version) -> Document:
         """The long texts of a version. Raises `FileNotFoundError` if they were replaced."""
-        return read_json(self.place.stories / version.document["inside"]["story"])
+        return read_json(file_in(self.place.stories, version.document["inside"]["story"]))
 
     def checkpoints(self, version: Version) -> list[Document]:
         """Records of the checkpoints of a version. Raises `FileNotFoundError` likewise."""
         name = version.document["inside"]["checkpoints"]
         if name is None:
             return []
-        stored: list[Document] = read_json(self.place.checkpoints / name)["checkpoints"]
+        stored: list[Document] = read_json(file_in(self.place.checkpoints, name))["checkpoints"]
         return stored
 
     def attempts(self, version: Version) -> Iterator[Document]:
@@ -104,7 +104,7 @@ class RunFiles:
             yield attempt
             if past is None:
                 return
-            attempt = read_json(self.place.attempts / past)
+            attempt = read_json(file_in(self.place.attempts, past))
             past = attempt["past"]
 
 
@@ -152,7 +152,7 @@ class Draft:
         """Let these be the checkpoints."""
         inside = self.document["inside"]
         if inside["checkpoints"] is not None:
-            self._replaced.append(self._place.checkpoints / inside["checkpoints"])
+            self._replaced.append(file_in(self._place.checkpoints, inside["checkpoints"]))
         content = {"checkpoints": records}
         inside["checkpoints"] = self._write(self._place.checkpoints, "checkpoints", content)
 
@@ -184,7 +184,7 @@ class Draft:
         if self._story is not None:
             if self._before is not None:
                 old = self._before.document["inside"]["story"]
-                self._replaced.append(self._place.stories / old)
+                self._replaced.append(file_in(self._place.stories, old))
             story = {key: self._story.get(key) for key in _STORY}
             self.document["inside"]["story"] = self._write(self._place.stories, "story", story)
         self.document["updated"] = updated or datetime.now(UTC)

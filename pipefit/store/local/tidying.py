@@ -15,6 +15,7 @@ from pipefit.store import documents
 from pipefit.store.backend import Document
 from pipefit.store.local import disk
 from pipefit.store.local.logs import read_log
+from pipefit.store.local.places import file_in
 from pipefit.store.local.runs import RunFiles
 from pipefit.store.local.versions import Version
 
@@ -83,5 +84,5 @@ def needed_logs(files: RunFiles, document: Document) -> list[dict[str, Any]]:
     return [
         log
         for log in document["inside"]["logs"]
-        if any(map(counts, read_log(files.place.logs / log["file"], log["size"])))
+        if any(map(counts, read_log(file_in(files.place.logs, log["file"]), log["size"])))
     ]

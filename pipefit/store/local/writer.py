@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,8 +33,6 @@ from pipefit.store.ownership import Ownership, has_begun, not_committed_text
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from pipefit.store.columns import Packed
 
 _LOG_TAIL = 64_000  # characters kept of an attempt's log
 
@@ -155,15 +153,12 @@ class LocalRunWriter:
         self._own.check_metrics(block.first)
         from pipefit.store.columns import split_block
 
-        pieces = (
-            with_columns(
-                self._record(METRICS, "", piece.first, {"steps": piece.steps}),
-                "columns",
-                piece.columns,
-            )
-            for piece in split_block(block)
-        )
-        self._append(METRICS, b"".join(pieces))
+        def pieces() -> Iterator[bytes]:
+            for piece in split_block(block):
+                record = self._record(METRICS, "", piece.first, {"steps": piece.steps})
+                yield with_columns(record, "columns", piece.columns)
+
+        self._append(METRICS, pieces)
 
     def write_validation(self, validation: Validation) -> None:
         """Store a validation made in training; the same set and step again replaces.
@@ -175,13 +170,14 @@ class LocalRunWriter:
         record = self._record(VALIDATION, validation.name, validation.step, content)
         from pipefit.store.columns import single
 
-        values: Iterable[Packed] = [single(name, v) for name, v in validation.values.items()]
-        self._append(VALIDATION, with_columns(record, "values", values))
+        values = [single(name, value) for name, value in validation.values.items()]
+        self._append(VALIDATION, lambda: [with_columns(record, "values", values)])
 
-    def _append(self, kind: str, data: bytes) -> None:
-        self._change(
-            lambda draft, version: self._logs.append(draft.document["inside"]["logs"], kind, data)
-        )
+    def _append(self, kind: str, written: Callable[[], Iterable[bytes]]) -> None:
+        def add(draft: Draft, version: Version) -> None:
+            self._logs.append(draft.document["inside"]["logs"], kind, written())
+
+        self._change(add)
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Append what happened to the run's history, with the time and the attempt.
