@@ -6,7 +6,7 @@ from pipefit.training.devices import Replicas, start
 from pipefit.training.experiment import Experiment, Shared, experiment_class
 from pipefit.training.freezing import freeze
 from pipefit.training.gradients import Clip
-from pipefit.training.loop import CallFailed, Loop, joined
+from pipefit.training.loop import CallFailed, Loop, joined, without_stack
 from pipefit.training.objective import Objective, per_example
 from pipefit.training.own_loops import TrainStep
 from pipefit.training.pipeline import Feed
@@ -54,4 +54,5 @@ __all__ = [
     "per_example",
     "start",
     "to_numpy",
+    "without_stack",
 ]

@@ -94,12 +94,13 @@ class Loop:
     def _call(self, going: list[Course]) -> None:
         if not going:
             return
-        step = min(course.trainer.step for course in going)
-        active = [course for course in going if course.trainer.step == step]
-        meetings = [course.trainer.step for course in going if course.trainer.step > step]
-        if step < self._apart_until:
-            active = active[:1]
-            meetings.append(self._apart_until)
+        apart = [course for course in going if course.trainer.step < self._apart_until]
+        if apart:
+            step, active, meetings = apart[0].trainer.step, apart[:1], [self._apart_until]
+        else:
+            step = min(course.trainer.step for course in going)
+            active = [course for course in going if course.trainer.step == step]
+            meetings = [course.trainer.step for course in going if course.trainer.step > step]
         boundary = min([*meetings, *(course.next_boundary() for course in active)])
         steps = min(boundary - step, self._pace.limit, self._fitting())
         begin = time.perf_counter()
@@ -173,18 +174,17 @@ def joined(failed: Mapping[str, BaseException], count: int) -> BaseException:
     first = next(iter(failed.values()))
     if count == 1:
         return first
-    lines = [f"{name}: {_told(error)}" for name, error in failed.items()]
-    ours = isinstance(first, PipefitError) and all(
-        isinstance(error, PipefitError) for error in failed.values()
-    )
-    kind = type(first) if ours else TrainingError
+    lines = [f"{name}: {without_stack(error)}" for name, error in failed.items()]
+    ours = all(isinstance(error, PipefitError) for error in failed.values())
+    kind = type(without_stack(first)) if ours else TrainingError
     error = kind(f"{len(failed)} of {count} models failed; " + "\n".join(lines))
     error.__cause__ = first
     return error
 
 
-def _told(error: BaseException) -> str:
+def without_stack(error: BaseException) -> PipefitError:
+    """An error that tells the same, but holds nothing of what the stack of the first one holds."""
     if isinstance(error, PipefitError):
-        return str(error)
+        return type(error)(str(error))
     details = "".join(traceback.format_exception(error)).rstrip()
-    return f"{type(error).__name__}: {error}\n{details}"
+    return TrainingError(f"{type(error).__name__}: {error}\n{details}")

@@ -148,7 +148,12 @@ class _Session:
                 stopped = isinstance(error, Interrupted) or not isinstance(error, Exception)
                 if stopped or not any(course.error for course in courses):
                     raise
-        self._failures |= {course.name: course.error for course in courses if course.error}
+        alone = len(self._runs) == 1
+        for course in courses:
+            if course.error:
+                # With its stack it would keep the models until the others have ended.
+                told = course.error if alone else training.without_stack(course.error)
+                self._failures[course.name] = told
         return [name for name, attempt in self._attempts.items() if attempt.to_repeat]
 
     def close(self) -> None:
