@@ -23,6 +23,7 @@ from pipefit.store.owner import is_dead
 from pipefit.store.ownership import arriving_text
 
 if TYPE_CHECKING:
+    from pipefit.store.cache import CheckpointCache
     from pipefit.store.columns import Packed
 
 # Values, and what else is long.
@@ -32,16 +33,24 @@ _LONG = ("columns.data", "values.data", "log_tail", "summary", "metrics", "progr
 class Contents:
     """The collections of one `collection`; `pipefit.store.layout.Layout` gives them their meaning.
 
+    Args:
+        connection: the database.
+        collection: the name.
+        cache: for checkpoints that are read; None: every time they come from the database.
+
     Raises:
         StoreError: no collection may be called so.
     """
 
-    def __init__(self, connection: Connection, collection: str) -> None:
+    def __init__(
+        self, connection: Connection, collection: str, cache: CheckpointCache | None = None
+    ) -> None:
         try:
             self.collection = check_collection_name(collection)
         except ValueError as error:
             raise StoreError(str(error)) from None
         self.connection = connection
+        self.cache = cache
         self.checkpoints = Bucket(connection, f"{collection}.checkpoints")
         self.artifacts = Bucket(connection, f"{collection}.artifacts")
 

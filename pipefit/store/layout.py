@@ -17,7 +17,8 @@ from pymongo.errors import DuplicateKeyError
 
 from pipefit.errors import CheckpointCorrupt, NotFound, StoreUnavailable
 from pipefit.store.arrivals import ARRIVING
-from pipefit.store.backend import Document, StoredFile
+from pipefit.store.backend import Document, Files, StoredFile
+from pipefit.store.cache import CachedFiles
 from pipefit.store.client import guarded
 from pipefit.store.contents import Contents
 from pipefit.store.documents import KEY, METRICS, file_ids, writing_process
@@ -206,9 +207,9 @@ class Layout(Contents):
         }
         return bool(self.runs.update_one(condition, [{"$set": changes}]).matched_count)
 
-    def checkpoints_of(self, run: str) -> Bucket:
+    def checkpoints_of(self, run: str) -> Files:
         """The checkpoints of a run, which share a bucket with those of others."""
-        return self.checkpoints
+        return self.checkpoints if self.cache is None else CachedFiles(self.checkpoints, self.cache)
 
     def artifacts_of(self, run: str) -> Bucket:
         """All its other files, likewise."""

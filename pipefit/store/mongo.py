@@ -6,6 +6,7 @@ from bson import ObjectId
 
 from pipefit.records import Owner, RunOrder
 from pipefit.store.arrivals import ARRIVING
+from pipefit.store.cache import CheckpointCache
 from pipefit.store.client import Connection, guarded
 from pipefit.store.general import GeneralStore
 from pipefit.store.layout import Layout
@@ -20,10 +21,12 @@ class MongoStore(GeneralStore):
 
     Args:
         uri: a MongoDB URI; its path names the database, default "pipefit".
+        cache: for checkpoints that are read; None: every time they come from the database.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, cache: CheckpointCache | None = None) -> None:
         self.connection = Connection(uri)
+        self._cache = cache
 
     def describe(self) -> str:
         """The address without user and password."""
@@ -47,7 +50,7 @@ class MongoStore(GeneralStore):
         return sorted({name.partition(".")[0] for name in names})
 
     def _backend(self, collection: str) -> Layout:
-        layout = Layout(self.connection, collection)
+        layout = Layout(self.connection, collection, self._cache)
         Schema(layout).check()
         return layout
 
