@@ -9,10 +9,10 @@ from pipefit.records import RunState
 from pipefit.store import open_store
 
 
-@pytest.fixture
-def store(tmp_path):
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
     """A store with a run that has everything."""
-    place = open_store((tmp_path / "here").as_uri())
+    place = open_store((tmp_path_factory.mktemp("here") / "store").as_uri())
     lived(place).end(RunState.INTERRUPTED, "enough", 20, "the end")
     return place
 
