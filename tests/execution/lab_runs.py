@@ -80,6 +80,8 @@ def order(spec, uri):
 
 def carry_out(spec, uri, *, stop_at=None):
     """Train in this process; what was logged. It is asked to stop once all runs are at a step."""
+    # Else the first experiment would start TensorFlow with as many devices as it needs.
+    assert len(tf.config.list_logical_devices("CPU")) == 4
     lines, steps = [], {}
 
     def see(event):
