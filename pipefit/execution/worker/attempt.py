@@ -59,6 +59,9 @@ _METRICS_SECONDS = 0.5
 #: Whenever so many bytes of values have come, training waits until they are written: a database
 #: that is slow or away must not fill the memory.
 _METRICS_BYTES = 256 * 2**20
+#: Checkpoints that are no longer to be kept are removed at most this often, and at the end: it takes
+#: the database longer than a small checkpoint does.
+_TIDY_SECONDS = 2.0
 #: Between tries to reach a database that is away.
 _RETRY_SECONDS = 1.0
 
@@ -107,6 +110,8 @@ class Attempt:
         self._progress: dict[str, Any] = {}
         self._step: int | None = None
         self._last_progress = self._last_metrics = 0.0
+        self._untidy, self._last_tidy = False, time.monotonic()
+        self._best: Best | None = None
         self._open = True
         self._heartbeat = Heartbeat(
             writer, lambda: self._progress or None, self.background.fail
@@ -201,6 +206,7 @@ class Attempt:
     def finished(self, early: EndedEarly | None) -> None:
         """See `pipefit.training.Actions`."""
         self._send_metrics()
+        self.background.put(self._tidy)
         self.background.close()
         ended = None
         if early:
@@ -273,7 +279,8 @@ class Attempt:
 
     def _write_rest(self, error: BaseException) -> None:
         told: list[BaseException] = [error]
-        for write in (self._send_metrics, self.background.close):
+        tidy = functools.partial(self.background.put, self._tidy)
+        for write in (self._send_metrics, tidy, self.background.close):
             try:
                 write()
             except BaseException as late:
@@ -361,13 +368,21 @@ class Attempt:
                 step,
             )
         self.patiently(lambda: self.writer.commit(step, arrays, kinds, best))
-        self.patiently(lambda: self._tidy(best))
+        self._untidy, self._best = True, best
+        if time.monotonic() - self._last_tidy >= _TIDY_SECONDS:
+            self._tidy()
 
-    def _tidy(self, best: Best | None) -> None:
+    def _tidy(self) -> None:
+        """Remove the checkpoints that are no longer to be kept."""
+        if self._untidy:
+            self.patiently(self._retain)
+            self._untidy, self._last_tidy = False, time.monotonic()
+
+    def _retain(self) -> None:
         kept = keep(
             self.writer.checkpoints(),
             recent_keep=self.spec.save.recent_keep,
-            best_step=best.step if best else None,
+            best_step=self._best.step if self._best else None,
         )
         self.writer.retain(kept)
 
