@@ -37,9 +37,10 @@ import tensorflow as tf
 
 from pipefit import archives, read_spec
 from pipefit.data import digits
-from pipefit.execution import Order, worker
-from pipefit.execution.devices import place
+from pipefit.execution import Order
 from pipefit.execution.reporter import Reporter
+from pipefit.execution.worker import perform, session
+from pipefit.execution.worker.attempt import Attempt
 from pipefit.store import server
 
 ROOT = Path(__file__).parent.parent
@@ -85,12 +86,12 @@ def bare_loop(folder: Path) -> Callable[[int], Any]:
     return call
 
 
-class Measured(worker._Training):
+class Measured(Attempt):
     """A real attempt that stops every CHUNK steps to let the bare loop have its turn."""
 
     rows: ClassVar[list[tuple[float, float]]] = []
     bare: ClassVar[Callable[[int], Any]]
-    begin = 0.0
+    since = 0.0
 
     def progress(self, step: int, loss: float, rate: float) -> None:
         """Called after every call of the inner loop."""
@@ -98,11 +99,11 @@ class Measured(worker._Training):
         if step % CHUNK:
             return
         self.background.drain()
-        ours = time.perf_counter() - self.begin
+        ours = time.perf_counter() - self.since
         begin = time.perf_counter()
         self.bare(CHUNK)
         self.rows.append((ours, time.perf_counter() - begin))
-        self.begin = time.perf_counter()
+        self.since = time.perf_counter()
 
 
 def main(rounds: int) -> None:
@@ -116,14 +117,12 @@ def main(rounds: int) -> None:
     uri = server.ensure_running()
     try:
         order = Order("train", spec.to_json(), uri, {"digits": str(folder)})
-        training = Measured(
-            order, spec, worker.open_store(uri), Reporter(lambda _: None), lambda: None
-        )
+        session.Attempt = Measured
         if spec.train.deterministic:
             tf.config.experimental.enable_op_determinism()
         keras.utils.set_random_seed(0)
         Measured.bare = staticmethod(bare_loop(folder))
-        training.run(place("cpu:0", []), os.cpu_count() or 1)
+        perform(order, Reporter(lambda _: None), lambda: None, lambda error: None)
     finally:
         server.stop()
     counted = Measured.rows[1:]

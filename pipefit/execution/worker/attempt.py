@@ -59,8 +59,8 @@ _METRICS_SECONDS = 0.5
 #: Whenever so many bytes of values have come, training waits until they are written: a database
 #: that is slow or away must not fill the memory.
 _METRICS_BYTES = 256 * 2**20
-#: Checkpoints that are no longer to be kept are removed at most this often, and at the end: it takes
-#: the database longer than a small checkpoint does.
+#: Checkpoints that are no longer kept are removed at most this often, and at the end: that takes
+#: the database longer than a new small one does.
 _TIDY_SECONDS = 2.0
 #: Between tries to reach a database that is away.
 _RETRY_SECONDS = 1.0
