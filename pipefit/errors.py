@@ -8,9 +8,20 @@ own code and keeps its traceback.
 
 from __future__ import annotations
 
+import re
+
 #: Exit code of a run that checkpointed and stopped because it was asked to (EX_TEMPFAIL):
 #: typing the same command again continues it.
 EXIT_INTERRUPTED = 75
+
+
+def without_passwords(text: str) -> str:
+    """The text with *** for the password in every address: for what is shown or kept.
+
+    >>> without_passwords("url = 'https://me:s3cret@example.org/x'")
+    "url = 'https://me:***@example.org/x'"
+    """
+    return re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", text)
 
 
 class PipefitError(Exception):

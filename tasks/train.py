@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import shlex
-import sys
 import time
 from typing import Any
 
@@ -15,7 +14,15 @@ from luigi.task_status import RUNNING
 
 from pipefit import settings
 from pipefit.errors import RunOwned, SettingsError
-from pipefit.execution import Order, Signalled, completed, executor, last_steps, log_path
+from pipefit.execution import (
+    Order,
+    Signalled,
+    command_line,
+    completed,
+    executor,
+    last_steps,
+    log_path,
+)
 from pipefit.spec import Spec
 from tasks.archives import CacheArchive, UntarArchive
 from tasks.base import ExperimentTask, store
@@ -62,7 +69,7 @@ class WorkerTask(ExperimentTask):
             folders={name: task.output().path for name, task in self.unpacked().items()},
             import_paths=tuple(self.spec.import_paths()),
             lease_seconds=_lease_seconds(),
-            program={"command": shlex.join(sys.argv)},
+            program={"command": command_line()},
             **details,
         )
 

@@ -9,7 +9,7 @@ import luigi
 from luigi.task import flatten
 
 from pipefit import settings
-from pipefit.errors import PipefitError
+from pipefit.errors import PipefitError, without_passwords
 from tasks.archives import ArchiveTask
 from tasks.base import ExperimentTask, store
 from tasks.train import WorkerTask
@@ -66,8 +66,6 @@ class TrialTask(WorkerTask):
 
 
 def _print_experiment(task: ExperimentTask) -> None:
-    from pipefit.report.words import without_passwords
-
     print(f"\n# {task.config}, with all defaults\n\n{without_passwords(task.spec.to_toml())}")
 
 

@@ -10,6 +10,7 @@ from pipefit.execution.executors import (
     log_path,
 )
 from pipefit.execution.order import Event, Order
+from pipefit.execution.provenance import command_line
 from pipefit.execution.words import progress_text
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "LocalExecutor",
     "Order",
     "Signalled",
+    "command_line",
     "completed",
     "executor",
     "last_steps",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipefit import archives, settings
 from pipefit.execution.executors import InlineExecutor
 from pipefit.execution.order import Event, Order
+from pipefit.execution.provenance import command_line
 from pipefit.execution.words import progress_text
 from pipefit.spec import Spec, changed, check_builders, read_spec
 from pipefit.store import open_store
@@ -54,7 +54,7 @@ def fit(
         uri=uri,
         folders=bring_archives(spec),
         import_paths=tuple(spec.import_paths()),
-        program={"command": shlex.join(sys.argv)},
+        program={"command": command_line()},
     )
     InlineExecutor().run(order, _Lines(), lambda: None)
     store = open_store(uri)

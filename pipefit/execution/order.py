@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipefit import errors
-from pipefit.errors import EXIT_INTERRUPTED, Interrupted, PipefitError, SpecError, WorkerFailed
+from pipefit.errors import (
+    EXIT_INTERRUPTED,
+    Interrupted,
+    PipefitError,
+    SpecError,
+    WorkerFailed,
+    without_passwords,
+)
 
 _PACKAGE = f"{Path(errors.__file__).parent}{os.sep}"
 _KNOWN = {
@@ -44,7 +51,7 @@ class Order:
 
     kind: Literal["train", "validate", "fast_dev_run", "describe"]
     spec: str
-    uri: str
+    uri: str = field(repr=False)
     folders: Mapping[str, str] = field(default_factory=dict)
     import_paths: tuple[str, ...] = ()
     allow_change: tuple[str, ...] = ()
@@ -99,10 +106,10 @@ def outcome(error: BaseException | None) -> Event:
         return Event("outcome", {"error": None})
     # Of a more special class elsewhere the nearest one that the other side knows.
     known = next((kind.__name__ for kind in type(error).__mro__ if kind in _KNOWN), "")
-    message = str(error) if known else f"{type(error).__name__}: {error}"
+    message = without_passwords(str(error) if known else f"{type(error).__name__}: {error}")
     if isinstance(error, SpecError) and error.__cause__ is not None:
         message += _of_other_code(error.__cause__)
-    details = "".join(traceback.format_exception(error))
+    details = without_passwords("".join(traceback.format_exception(error)))
     return Event("outcome", {"error": known, "message": message, "traceback": details})
 
 

@@ -11,11 +11,14 @@ import importlib.metadata
 import io
 import platform
 import re
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from pipefit.errors import without_passwords
 
 if TYPE_CHECKING:
     import git
@@ -51,6 +54,11 @@ def program(folder: Path | None = None) -> dict[str, Any]:
         "versions": _versions(),
         "git": git_state(folder or Path.cwd()),
     }
+
+
+def command_line() -> str:
+    """The command line of this process, without the passwords of addresses in it."""
+    return without_passwords(shlex.join(sys.argv))
 
 
 def _versions() -> dict[str, str]:

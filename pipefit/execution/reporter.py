@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+from pipefit.errors import without_passwords
 from pipefit.execution.order import Event
 
 Emit = Callable[[Event], None]
@@ -50,7 +51,7 @@ class Reporter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand on a record."""
-        message = self.format(record)
+        message = without_passwords(self.format(record))
         run = getattr(record, "run", "")
         step = getattr(record, "step", None) if run else self.step
         where = f" {run}" * bool(run) + ("" if step is None else f" step {step}")

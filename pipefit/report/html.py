@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from pipefit.errors import without_passwords
 from pipefit.records import Attempt, RunState
 from pipefit.report import plots, story
-from pipefit.report.words import duration, number, size, utc_time, without_passwords
+from pipefit.report.words import duration, number, size, utc_time
 
 if TYPE_CHECKING:
     import pandas as pd

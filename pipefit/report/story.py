@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from pipefit.report.words import as_number, number, without_passwords
+from pipefit.errors import without_passwords
+from pipefit.report.words import as_number, number
 
 Document = Mapping[str, Any]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from datetime import UTC, datetime
 from numbers import Integral, Real
 
@@ -80,12 +79,3 @@ def printable(text: str) -> str:
 def cut(text: str, width: int) -> str:
     """`text` in at most `width` characters, with an ellipsis where something is missing."""
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def without_passwords(text: str) -> str:
-    """The text with *** for the password in every address.
-
-    >>> without_passwords("url = 'https://me:s3cret@example.org/x'")
-    "url = 'https://me:***@example.org/x'"
-    """
-    return re.sub(r"(://[^:/@\s]*):[^@/\s]+@", r"\1:***@", text)

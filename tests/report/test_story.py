@@ -1,13 +1,14 @@
 import doctest
 from datetime import UTC, datetime
 
-from pipefit.report import story, words
+from pipefit import errors
+from pipefit.report import story
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 def test_the_examples_run():
-    for module in (story, words):
+    for module in (story, errors):
         result = doctest.testmod(module)
         assert result.attempted > 0
         assert result.failed == 0

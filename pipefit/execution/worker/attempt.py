@@ -26,6 +26,7 @@ from pipefit.errors import (
     PipefitError,
     StoreError,
     StoreUnavailable,
+    without_passwords,
 )
 from pipefit.execution.heartbeat import Heartbeat
 from pipefit.execution.keeping import keep, planned
@@ -296,7 +297,7 @@ class Attempt:
             self.to_repeat = self._is_to_repeat(error)
             going_on = self.to_repeat or isinstance(error, Interrupted)
             state = RunState.INTERRUPTED if going_on else RunState.FAILED
-            self.writer.end(state, reason, self._step, self._reporter.tail())
+            self.writer.end(state, without_passwords(reason), self._step, self._reporter.tail())
         except StoreError as late:
             self._log.error("the end of the attempt could not be written: %s", late)
 
