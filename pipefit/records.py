@@ -181,7 +181,7 @@ class CheckpointInfo:
     """A committed checkpoint.
 
     Attributes:
-        id: id of the file in the checkpoint bucket, as a hexadecimal string.
+        id: of its file in the store.
         step: the step after which the state was copied.
         fence: the attempt whose steps led to it.
         size: bytes.

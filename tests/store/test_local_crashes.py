@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from actors import COLLECTION, ELSEWHERE, PERMANENT, reader, started, state
 from calls import Calls
+from chaos import Chaos
 from deeds import BEGIN, OTHERS, OWNERS, checkpoints, seen, write_all
 
 from pipefit.errors import LeaseLost, StoreError, StoreUnavailable
@@ -251,3 +252,12 @@ def test_no_call_that_changes_a_file_is_overlooked_here(store, what):
         assert audited["open"] >= 1
 
     assert ended(child(counted)) == 0
+
+
+def test_processes_killed_and_stopped_at_random_lose_nothing(store):
+    chaos = Chaos(store.root.path.parent)
+    chaos.run(seconds=8)
+
+    assert chaos.kills > 5
+    assert chaos.stops > 5
+    chaos.check()
