@@ -55,6 +55,7 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "hypothesis>=6.120",
+            "trustme>=1.2",
             "ruff>=0.17,<0.18",
             "mypy>=2.4,<3",
             "pandas-stubs",

@@ -62,6 +62,9 @@ _DEFAULTS = {
 _TRIES = 3
 _DENIED = {13, 18, 8000}  # Unauthorized, AuthenticationFailed, AtlasError
 _NO_SPACE = {14031}  # OutOfDiskSpace
+_NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED"
+_NO_TLS = "SSL handshake failed"
+_NO_TLS_ADVICE = "if the server does not speak TLS, leave tls=true out of the URI"
 _NOT_REPLICATED = {64}  # WriteConcernFailed: no majority within its timeout
 
 _P = ParamSpec("_P")
@@ -165,10 +168,17 @@ def _translated(error: Exception, shown: str) -> StoreError:
             f"{shown} has no disk space left: {reason}; free some on the server, then type the "
             "same command again"
         )
+    if _NOT_TRUSTED in reason:
+        # Not "unavailable": to wait for it would not help.
+        return StoreError(
+            f"{shown} is not trusted: {reason}; if it is the right server, name the certificate of "
+            "the authority that signed its own in the URI: tls=true&tlsCAFile=FILE"
+        )
     # Of a URI that has been read already only the name service can still be a configuration error.
     unreachable = errors.ConnectionFailure | errors.ConfigurationError
     if isinstance(error, unreachable) or code in _NOT_REPLICATED:
-        return StoreUnavailable(f"{shown} cannot be reached: {reason}; {_advice()}")
+        advice = _NO_TLS_ADVICE if _NO_TLS in reason else _advice()
+        return StoreUnavailable(f"{shown} cannot be reached: {reason}; {advice}")
     return StoreError(f"{shown} failed: {reason}")
 
 
@@ -244,6 +254,8 @@ def _database_name(uri: str) -> str | None:
     try:
         # As a plain URI, because for mongodb+srv:// the driver asks the name service right here.
         parsed = parse_uri(uri.replace("mongodb+srv://", "mongodb://", 1), warn=False)
+    except OSError as error:  # of TLS: a file is not there
+        raise _unusable_file(error) from None
     except (errors.PyMongoError, ValueError, TypeError):
         return None
     return parsed["database"] or DEFAULT_DATABASE
@@ -276,8 +288,18 @@ def _client(address: _Address) -> pymongo.MongoClient[Document]:
     key = (os.getpid(), address.server)
     with _lock:
         if key not in _clients:
-            _clients[key] = pymongo.MongoClient(address.server, **defaults)
+            try:
+                _clients[key] = pymongo.MongoClient(address.server, **defaults)
+            except OSError as error:  # ssl.SSLError is one
+                raise _unusable_file(error) from None
         return _clients[key]
+
+
+def _unusable_file(error: OSError) -> StoreError:
+    return StoreError(
+        f"a file that the MongoDB connection string names cannot be read: {error.strerror or error}"
+        "; check tlsCAFile and tlsCertificateKeyFile: certificates and keys as PEM, absolute paths"
+    )
 
 
 def _forget_clients() -> None:
