@@ -74,8 +74,8 @@ def changed(spec, **tables):
     )
 
 
-def order(spec, uri):
-    return Order(kind="train", spec=spec.to_json(), uri=uri, import_paths=(ROOT,))
+def order(spec, uri, kind="train", **details):
+    return Order(kind=kind, spec=spec.to_json(), uri=uri, import_paths=(ROOT,), **details)
 
 
 def carry_out(spec, uri, *, stop_at=None):
@@ -109,9 +109,10 @@ class Worker:
         uri: of the database.
         environment: further variables.
         prepare: is called in it first.
+        **details: of its order, if that is another than to train.
     """
 
-    def __init__(self, spec, uri, environment=None, prepare=None):
+    def __init__(self, spec, uri, environment=None, prepare=None, **details):
         ours, theirs = _forking.Pipe()
         self.process = _forking.Process(
             target=_work, args=(theirs, dict(os.environ, **(environment or {})), prepare)
@@ -121,7 +122,7 @@ class Worker:
         self._input = os.fdopen(os.dup(ours.fileno()), "w")
         self._output = os.fdopen(os.dup(ours.fileno()))
         ours.close()
-        print(order(spec, uri).to_json(), file=self._input, flush=True)
+        print(order(spec, uri, **details).to_json(), file=self._input, flush=True)
 
     def end(self, seconds=60):
         """Its exit code, and its outcome if it has told one."""

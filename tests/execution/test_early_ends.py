@@ -97,7 +97,6 @@ def test_it_stops_at_the_step_worked_out_by_hand(store, database_uri, stop, end,
     if stop == {"patience": 3}:
         carry_out(scored(stop={"patience": 4}), database_uri)
         assert run.status().ended is None and run.status().step == 12
-        carry_out(scored(), database_uri)
         assert [attempt.start for attempt in run.attempts()] == [-1, 11]
 
 

@@ -12,14 +12,14 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from pipefit.errors import StepTimeout
+from pipefit.errors import DataError, StepTimeout
 from pipefit.execution import InlineExecutor
 from pipefit.execution.watchdog import Watchdog, stacks
 from pipefit.training import Feed
-from tests.execution.lab_runs import ROOT, Worker, builder, experiment, order
+from tests.execution.lab_runs import ROOT, Worker, builder, carry_out, experiment, order
 
 #: Long enough for a step to be compiled on a busy machine.
-LIMIT = 6.0
+LIMIT = 8.0
 
 
 def hanging(name, **tables):
@@ -31,7 +31,8 @@ def set_of(source):
 
 
 HANGING = {
-    # In `take`, after some batches; in a generator; in the loss; where a validation reads.
+    # In `take`, after some batches; in a generator; in the loss; where a validation reads, in the
+    # middle of a training or afterwards.
     "source": {"data": {"train": builder("points", hang_after=6, batch_size=8)}},
     "generator": {"data": {"train": builder("stream", hang_after=30, batch_size=8)}},
     "loss": {"loss": builder("growing", hang_at=3.0)},
@@ -39,6 +40,7 @@ HANGING = {
         "validation": set_of(builder("points", name="seen", hang_after=2)),
         "save": {"validate_every": 2, "recent_every": 1},
     },
+    "validate": {"validation": set_of(builder("points", name="seen", hang_after=2))},
 }
 
 
@@ -50,7 +52,10 @@ def ends(mongo_uri):
 
     with _new_database(mongo_uri) as uri:
         store = open_store(uri)
-        workers = {name: Worker(hanging(name, **t), uri) for name, t in HANGING.items()}
+        specs = {name: hanging(name, **tables) for name, tables in HANGING.items()}
+        carry_out(specs["validate"], uri)
+        details = {"validate": {"kind": "validate", "validation": "test", "step": 12}}
+        workers = {n: Worker(spec, uri, **details.get(n, {})) for n, spec in specs.items()}
         family = {
             name: [p := psutil.Process(worker.process.pid), *p.children(recursive=True)]
             for name, worker in workers.items()
@@ -76,21 +81,49 @@ def test_what_hangs_ends_the_run_with_an_error_that_names_thread_and_stack(ends,
     assert name.startswith("data-reader-" if where != "loss" else "0x"), name
     assert any(thread.startswith("MainThread:") for thread in threads)
 
+    assert not [process for process in processes if process.is_running()]
     status = run.status()
+    if where == "validate":
+        assert status.state == "FINISHED" and status.step == 12
+        return
     assert status.state == "FAILED" and status.reason == first
     [attempt] = run.attempts()
     assert "in hang" in attempt.log_tail and attempt.ended is not None
-    assert not [process for process in processes if process.is_running()]
     if where == "validation":
         assert status.step == 1  # what was saved before is there
 
 
-@pytest.mark.parametrize("where", ["source"])
-def test_inline_it_is_an_error_as_well(database_uri, store, where):
-    hung = hanging("inline", **HANGING[where])
+def free_source(free):
+    """What waits for a source is freed by closing it, and fails in its own way."""
+    free.set()
+
+
+def interrupted(free):
+    """What waits in Python otherwise."""
+
+
+@pytest.mark.parametrize("how", [free_source, interrupted])
+def test_inline_it_is_an_error_as_well(database_uri, monkeypatch, how):
+    """In a process that is not its own to end."""
+    before = signal.getsignal(signal.SIGINT)
+    free = threading.Event()
+
+    def perform(order, reporter, should_stop, give_up):
+        def hangs():
+            give_up(StepTimeout("no step was finished"))
+            how(free)
+
+        threading.Thread(target=hangs, daemon=True).start()
+        free.wait(20)
+        raise DataError("closed while a batch was read")
+
+    monkeypatch.setattr("pipefit.execution.executors._INTERRUPT_SECONDS", 0.2)
+    monkeypatch.setattr("pipefit.execution.worker.perform", perform)
+    begin = time.monotonic()
     with pytest.raises(StepTimeout, match="no step was finished"):
-        InlineExecutor().run(order(hung, database_uri), lambda event: None, lambda: None)
-    assert store.run("inline", "lab").status().state == "FAILED"
+        InlineExecutor().run(order(experiment(), database_uri), lambda event: None, lambda: None)
+    assert time.monotonic() - begin < 10
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 class TestWatchdog:
