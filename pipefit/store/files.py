@@ -214,13 +214,7 @@ class Bucket:
     def _read_all(self, file: StoredFile) -> dict[str, np.ndarray]:
         from pipefit.store import codec
 
-        data = memoryview(self.read(file))
-        index = codec.read_index(codec.header_text(data))
-        section = data[index.start :]
-        return {
-            name: codec.tensor(entry, section[entry.begin : entry.end])
-            for name, entry in index.entries.items()
-        }
+        return codec.decode_tensors(memoryview(self.read(file)))
 
     @guarded
     def _read_some(self, file: StoredFile, include: str) -> dict[str, np.ndarray]:

@@ -245,7 +245,8 @@ def _sync(fd: int) -> None:
     if sys.platform == "darwin":
         import fcntl
 
-        # There fsync leaves the bytes in the disk's own memory.
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(fd)
+        # There fsync leaves the bytes in the disk's own memory. Not every file system knows it.
+        with suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(fd)
