@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pymongo
 import pytest
 from click.testing import CliRunner
 
@@ -261,6 +262,32 @@ def test_an_unknown_name_gets_the_nearest(pipefit, make_run):
     assert "the nearest: digits-mlp, digits-cnn" in pipefit("show", "digits-mpl", fails=True)
     assert "`pipefit runs` lists all" in pipefit("show", "zzzz", fails=True)
     assert "digits-cnn" in pipefit("show", "digits-cn", "--collection", "other", fails=True)
+
+
+def test_a_guest_may_look_at_everything_and_change_nothing(
+    pipefit, make_run, store, tmp_path, database_uri, environment, monkeypatch
+):
+    run = make_run("mlp", steps=100)
+    store.rewind("digits", "mlp", 100)
+    store.put_artifact("digits", "mlp", "report.html", 100, b"<p>")
+    with pymongo.MongoClient(database_uri) as client:
+        database = client.get_default_database()
+        database.command("createUser", "guest", pwd="secret", roles=["read"])
+        host = database_uri.rpartition("@")[2].partition("/")[0]
+        uri = f"mongodb://guest:secret@{host}/{database.name}"
+        monkeypatch.setenv("PIPEFIT_MONGO_URI", uri)
+        looks = (["runs"], ["show", "mlp"], ["show", "mlp", "--lines"], ["gc"])
+        told = [pipefit(*words) for words in looks]
+        export = pipefit("export", "mlp", str(tmp_path / "a.tar"))
+        make_run("other")
+        leave_outputs(store)
+        changes = (["rewind", "other", "--step", "100"], ["gc", "--yes"])
+        refusals = [pipefit(*words, fails=True) for words in changes]
+        database.command({"dropAllUsersFromDatabase": 1})
+
+    assert "digits" in told[0] and "report" in told[1] and "1" in told[2] and "1 run" in export
+    assert all("refuses access" in text for text in refusals)
+    assert run.status().step == 100 and len(store.garbage()) == 1
 
 
 def test_only_db_uri_prints_the_password(pipefit, make_run, database_uri):
