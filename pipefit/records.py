@@ -45,8 +45,9 @@ def check_run_name(name: str) -> str:
     Raises:
         ValueError: if it may not; the message says what is allowed.
     """
-    dots = any(part in (".", "..") for part in name.split("/"))
-    if dots or len(name) > 200 or not _RUN_NAME.fullmatch(name):
+    text = isinstance(name, str)
+    dots = text and any(part in (".", "..") for part in name.split("/"))
+    if not text or dots or len(name) > 200 or not _RUN_NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot name a run: use 1 to 200 of the characters A-Z a-z 0-9 . _ - and /, "
             "with no empty, '.' or '..' part between slashes"
@@ -60,7 +61,7 @@ def check_collection_name(name: str) -> str:
     Raises:
         ValueError: if it may not; the message says what is allowed.
     """
-    if not _COLLECTION_NAME.fullmatch(name) or name == "system":
+    if not isinstance(name, str) or not _COLLECTION_NAME.fullmatch(name) or name == "system":
         raise ValueError(
             f"{name!r} cannot name a collection: use 1 to 64 of the characters A-Z a-z 0-9 _ and "
             "-, and not MongoDB's own word system"

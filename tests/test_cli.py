@@ -246,6 +246,20 @@ def test_an_experiment_that_has_another_identity_by_now_is_told(pipefit, make_ru
     assert "required" in pipefit("show", "y", "--toml", fails=True)
 
 
+def test_a_name_that_somebody_stored_leads_nowhere(pipefit, make_run, store, environment):
+    make_run("mlp")
+    store.put_artifact("digits", "mlp", "report.html", 100, b"<p>")
+    for part in ("runs", "records"):
+        documents = store.connection.database[f"digits.{part}"]
+        key = "_id" if part == "runs" else "run"
+        for document in documents.find():
+            documents.delete_one({"_id": document["_id"]})
+            documents.insert_one({**document, key: "../../../evil"})
+    assert "../../../evil" in pipefit("runs")
+    assert "no run '../../../evil'" in pipefit("show", "../../../evil", fails=True)
+    assert not list(Path(environment["PIPEFIT_HOME"]).parent.rglob("*.html"))
+
+
 def test_a_name_in_several_collections_needs_the_collection(pipefit, make_run):
     make_run("mlp", "digits", steps=100)
     make_run("mlp", "other", steps=300)

@@ -313,13 +313,21 @@ class GeneralStore(abc.ABC):
 
 
 def _existing(backend: Backend, name: str) -> Document:
-    run = backend.find_run(name)
+    # Names become parts of paths: one that could lead elsewhere is none, whoever has stored it.
+    run = backend.find_run(name) if _is_run_name(name) else None
     if run is not None:
         return run
     some = backend.run_names(_NAMES_COMPARED)
-    nearest = difflib.get_close_matches(name, some, n=1, cutoff=0.4)
+    nearest = difflib.get_close_matches(str(name), some, n=1, cutoff=0.4)
     hint = f"did you mean {nearest[0]!r}?" if nearest else "`pipefit runs` lists those there are"
     raise NotFound(f"there is no run {name!r} in collection {backend.collection!r}: {hint}")
+
+
+def _is_run_name(name: str) -> bool:
+    try:
+        return bool(records.check_run_name(name))
+    except ValueError:
+        return False
 
 
 def _row(run: Document, collection: str) -> Document:

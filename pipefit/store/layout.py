@@ -60,7 +60,8 @@ class Layout(Contents):
 
     def find_run(self, name: str, *, light: bool = True) -> Document | None:
         """The document of one run, if it exists."""
-        return next(iter(self.find_runs({"_id": name}, light=light)), None)
+        # $eq: whatever a program passes on as a name, it is never an expression.
+        return next(iter(self.find_runs({"_id": {"$eq": name}}, light=light)), None)
 
     def list_runs(self, names: Iterable[str] | None = None) -> list[Document]:
         """Light documents of the runs of these names, None: of all; by name."""
@@ -79,8 +80,9 @@ class Layout(Contents):
         condition: Mapping[str, Any] | None = None,
         fields: Iterable[str] | Mapping[str, Any] | None = None,
     ) -> list[Document]:
-        """Records of one run and kind, by step; `fields` as MongoDB's projections."""
-        wanted = {"run": run, "kind": kind, **(condition or {})}
+        """Records with these values, by step; `fields` as MongoDB's projections."""
+        equal = {"run": run, "kind": kind, **(condition or {})}
+        wanted = {field: {"$eq": value} for field, value in equal.items()}
         projection = fields if fields is None or isinstance(fields, Mapping) else list(fields)
         return list(self.records.find(wanted, projection).sort("step", 1))
 

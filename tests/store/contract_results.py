@@ -230,3 +230,30 @@ class ResultsContract:
     def test_names_of_collections_are_checked(self, store, name):
         with pytest.raises(StoreError, match="cannot name a collection"):
             store.runs(name)
+
+    @pytest.mark.parametrize(
+        "name", [{"$ne": None}, {"$gt": ""}, "../a", "a\0", "$where", "a/../a"]
+    )
+    def test_a_name_is_only_a_name(self, store, name):
+        checkpoint = committed(store)
+        store.put_artifact(COLLECTION, "a", "report", 10, b"report")
+        key = stored_outputs(store, [{"x": np.ones((2, 1))}])
+        store.commit_validation(COLLECTION, "a", checkpoint, validation(10, examples=2), key)
+        for ask in (
+            lambda: store.run(name, COLLECTION),
+            lambda: store.rewind(COLLECTION, name, 10),
+            lambda: store.export_run(COLLECTION, name),
+            lambda: store.put_artifact(COLLECTION, name, "report", 10, b"mine"),
+            lambda: store.write_summary(COLLECTION, name, 10, {}),
+            lambda: store.outputs_writer(COLLECTION, name, "test"),
+            lambda: reader(store).outputs(name),
+            lambda: reader(store).values(name),
+            lambda: store.run("a", name),
+            lambda: store.garbage(name),
+        ):
+            with pytest.raises((StoreError, TypeError, AttributeError)):
+                ask()
+        assert store.lease(COLLECTION, name) is None
+        if isinstance(name, str):
+            assert reader(store).artifact(name) is None
+        assert reader(store).artifact("report") == b"report"
