@@ -207,9 +207,10 @@ def test_commands_exist(page):
 
 
 def check_pipefit(words: list[str]) -> None:
-    """Fails unless the command, its options and so many arguments exist."""
+    """Fails unless the command, its options and so many arguments exist; a name may stand alone."""
     command: click.Command = importlib.import_module("pipefit.cli").main
     while isinstance(command, click.Group) and words:
         command, words = command.commands[words[0]], words[1:]
     # Values of options that name nothing are as good as others.
-    command.make_context(str(command.name), list(words), resilient_parsing=False)
+    if words:
+        command.make_context(str(command.name), list(words), resilient_parsing=False)

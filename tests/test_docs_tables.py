@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pipefit import errors
+from pipefit.cli import main
 from pipefit.spec import Model, NamedModel, Optimizer, OptimizerPart, Spec, read_spec
 from pipefit.spec.tables import Table
 from tests.test_house import MAY_IMPORT
@@ -247,3 +248,9 @@ def test_the_table_of_imports_is_the_rule():
     rows = table_rows("development.md", "| Part | May import |")
     documented = {row[0].strip("`"): set(re.findall(r"`([\w.]+)`", row[1])) for row in rows}
     assert documented == {part: set(others.split()) for part, others in MAY_IMPORT.items()}
+
+
+def test_every_command_is_told():
+    rows = table_rows("keeping.md", "| Command | Does |")
+    documented = [row[0].strip("`").removeprefix("pipefit ") for row in rows]
+    assert sorted(documented) == sorted(main.commands)
