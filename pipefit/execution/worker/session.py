@@ -148,12 +148,7 @@ class _Session:
                 stopped = isinstance(error, Interrupted) or not isinstance(error, Exception)
                 if stopped or not any(course.error for course in courses):
                     raise
-        alone = len(self._runs) == 1
-        for course in courses:
-            if course.error:
-                # With its stack it would keep the models until the others have ended.
-                told = course.error if alone else training.without_stack(course.error)
-                self._failures[course.name] = told
+        self._note_failures(courses)
         return [name for name, attempt in self._attempts.items() if attempt.to_repeat]
 
     def close(self) -> None:
@@ -254,6 +249,16 @@ class _Session:
             course.close(error)
         alive()
         return course
+
+    def _note_failures(self, courses: Sequence[Course]) -> None:
+        from pipefit.training import without_stack
+
+        alone = len(self._runs) == 1
+        for course in courses:
+            if course.error:
+                # With its stack it would keep the models until the others have ended.
+                told = course.error if alone else without_stack(course.error)
+                self._failures[course.name] = told
 
     def _part(self, error: CallFailed) -> None:
         logger.warning("%s", error)
