@@ -329,9 +329,10 @@ class Store(Protocol):
         Args:
             collection: where to look; None: in all.
             remove: also remove what is not held; what is returned then is gone, or held.
-            grace: seconds for which is held what nobody can say to be dead: what a process on
-                another host may be writing without a lease, drafts that a reader may be reading. An
-                owner that has been silent for so long after its lease is refused from then on.
+            grace: seconds for which is held what nobody can say to be dead: drafts that a reader
+                may be reading; what an owner has written that is silent since its lease ran out,
+                and is refused after that; for a day instead of an hour what another process wrote
+                without a lease.
         """
 
     def export_run(self, collection: str, name: str) -> RunContent:

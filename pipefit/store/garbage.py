@@ -30,8 +30,12 @@ from pipefit.store.descriptions import described_files
 from pipefit.store.documents import ARTIFACT, ATTEMPT, CHECKPOINT, OUTPUTS, VALIDATED
 from pipefit.store.owner import is_dead
 
-#: Seconds for which something that a process or a reader may still be using is kept.
+#: Seconds for which something that an owner or a reader may still be using is kept.
 GRACE = 3600.0
+
+#: So many times longer is waited for who writes without a lease: from one part of the outputs of a
+#: validation to the next one hours may pass.
+_WITHOUT_LEASE = 24
 
 #: These count always; whether outputs are garbage depends on the validations.
 _NEVER_DRAFTS = (ATTEMPT, OUTPUTS)
@@ -217,7 +221,8 @@ class _Sweep:
         return max((f.written for f in same), default=file.written)
 
     def _too_young(self, age: timedelta) -> str | None:
-        return "the process that wrote it may be alive" if age < self._grace else None
+        waiting = age < self._grace * _WITHOUT_LEASE
+        return "the process that wrote it may be alive" if waiting else None
 
     def _told(
         self, kind: str, key: str, files: Iterable[str], age: timedelta, held: str | None
