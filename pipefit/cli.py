@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipefit import settings
-from pipefit.errors import NotFound, PipefitError
+from pipefit.errors import NotFound, PipefitError, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -174,6 +174,12 @@ def import_(file: Path, uri: str | None) -> None:
     from pipefit import transfer
     from pipefit.store import open_store
 
+    if uri is not None and "${" not in uri and without_passwords(uri) != uri:
+        click.echo(
+            "pipefit: warning: everybody on this machine could see the password in --uri; set a "
+            "variable to it, and write '${NAME}' in its place",
+            err=True,
+        )
     store = open_store(None if uri is None else settings.with_environment("--uri", uri))
     for run in transfer.import_runs(store, file, tell=_tell):
         there = "imported" if run.new else "was there already"

@@ -223,6 +223,9 @@ def test_what_cannot_be_exported_or_imported_is_an_error(pipefit, make_run, tmp_
         assert CliRunner().invoke(main, words).exit_code == 2
     error = pipefit("import", file, "--uri", "${NOT_SET}", fails=True)
     assert error.startswith("pipefit: error: --uri names the environment variable NOT_SET")
+    away = "mongodb://me:hunter2@127.0.0.1:1/x?serverSelectionTimeoutMS=50"
+    error = pipefit("import", file, "--uri", away, fails=True)
+    assert "warning: everybody on this machine could see" in error and "hunter2" not in error
 
 
 def test_the_experiment_of_a_run_comes_back_as_a_file(pipefit, make_run, tmp_path, store):
