@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipefit.errors import SpecError
-from pipefit.training.augmenting import Batch, Change
+from pipefit.training.feeding.augmenting import Batch, Change
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from pipefit.training.updates import Updates
+from pipefit.training.updating.updates import Updates
 
 #: So many layers are told in the run's document; the texts tell of all.
 _MOST_LAYERS = 300

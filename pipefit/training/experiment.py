@@ -19,8 +19,10 @@ from pipefit.records import Best
 from pipefit.spec import Builder, Data, Spec, ValidationSet
 from pipefit.spec.sections.sources import with_archives
 from pipefit.training.callables import checked
-from pipefit.training.devices import Replicas
-from pipefit.training.freezing import freeze
+from pipefit.training.feeding.pipeline import CLOSE_SECONDS, Feed
+from pipefit.training.loops.own_loops import TrainLoop
+from pipefit.training.loops.schedule import Schedule
+from pipefit.training.loops.stopping import EarlyStop
 from pipefit.training.objective import (
     Objective,
     PerExample,
@@ -30,15 +32,13 @@ from pipefit.training.objective import (
     per_example,
     sparse_softmax_cross_entropy,
 )
-from pipefit.training.optimizers import built_optimizer, built_rate, part_of
-from pipefit.training.own_loops import TrainLoop
-from pipefit.training.pipeline import CLOSE_SECONDS, Feed
-from pipefit.training.precision import precision
-from pipefit.training.schedule import Schedule
-from pipefit.training.stopping import EarlyStop
+from pipefit.training.replicas.devices import Replicas
+from pipefit.training.replicas.precision import precision
 from pipefit.training.targets import Target, Targets
 from pipefit.training.trainer import Trainer
-from pipefit.training.updates import Part, Updates
+from pipefit.training.updating.freezing import freeze
+from pipefit.training.updating.optimizers import built_optimizer, built_rate, part_of
+from pipefit.training.updating.updates import Part, Updates
 from pipefit.training.validator import ValidationLoop, Validator
 
 logger = logging.getLogger("pipefit.run")
@@ -192,7 +192,7 @@ class Experiment:
         return _built(self.spec.train.targets, "train.targets") if mode == "train" else {}
 
     def train_loop(self) -> TrainLoop | None:
-        """What replaces the innermost loop of the training; see `pipefit.training.own_loops`."""
+        """What replaces the innermost loop of training; see `pipefit.training.loops.own_loops`."""
         table = self.spec.train.loop
         return refs.build(table.call, "train.loop") if table else None
 

@@ -21,8 +21,8 @@ import keras
 import tensorflow as tf
 
 from pipefit.errors import SpecError
-from pipefit.training.meeting import stand_in
-from pipefit.training.precision import in_float32
+from pipefit.training.replicas.meeting import stand_in
+from pipefit.training.replicas.precision import in_float32
 
 Tensors = Mapping[str, tf.Tensor]
 PerExample = Callable[[Tensors, Tensors], tf.Tensor]

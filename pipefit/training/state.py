@@ -20,7 +20,7 @@ import tensorflow as tf
 from pipefit.errors import StateMismatch, TrainingError
 
 if TYPE_CHECKING:
-    from pipefit.training.updates import Updates
+    from pipefit.training.updating.updates import Updates
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -22,8 +22,8 @@ from pipefit.data.places import absent, held, located
 from pipefit.data.texts import array_of
 from pipefit.errors import DataError
 from pipefit.refs import show
-from pipefit.training.failures import reason_of
-from pipefit.training.options import options
+from pipefit.training.feeding.failures import reason_of
+from pipefit.training.feeding.options import options
 
 logger = logging.getLogger("pipefit.run")
 

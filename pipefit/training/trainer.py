@@ -12,19 +12,19 @@ import tensorflow as tf
 from pipefit.errors import SpecError, StateMismatch
 from pipefit.records import TIMING
 from pipefit.training.added import AddedLosses
-from pipefit.training.devices import Batch, Replicas, Slice
-from pipefit.training.gradients import averaged, summed
-from pipefit.training.meeting import refuse_different, refuse_unweighted, without_meeting
-from pipefit.training.normalisation import synchronise, training_statistics
+from pipefit.training.feeding.pipeline import Feed
 from pipefit.training.objective import Forward, Objective
-from pipefit.training.pipeline import Feed
-from pipefit.training.randomness import settle, spread
+from pipefit.training.replicas.devices import Batch, Replicas, Slice
+from pipefit.training.replicas.meeting import refuse_different, refuse_unweighted, without_meeting
+from pipefit.training.replicas.normalisation import synchronise, training_statistics
+from pipefit.training.replicas.randomness import settle, spread
 from pipefit.training.state import Arrays, State
 from pipefit.training.targets import Targets, refuse_taken
-from pipefit.training.updates import Updates
+from pipefit.training.updating.gradients import averaged, summed
+from pipefit.training.updating.updates import Updates
 
 if TYPE_CHECKING:
-    from pipefit.training.own_loops import TrainLoop
+    from pipefit.training.loops.own_loops import TrainLoop
 
 #: Where a snapshot says how far the training is.
 STEP, POSITION = "run/step", "run/position"
@@ -42,7 +42,7 @@ class Trainer:
                       sum over devices -> clip -> apply
                   return every step's numbers
 
-    `pipefit.training.together.Together` does the repeating, for one trainer or several at once.
+    `pipefit.training.loops.together.Together` repeats it, for one trainer or several at once.
 
     Args:
         objective: model (built), loss and metrics.
@@ -53,7 +53,7 @@ class Trainer:
         jit_compile: compile forward and backward pass, and the update, with XLA.
         record: which of `RECORDS` are recorded.
         targets: further values of each step.
-        loop: replaces the repeating; see `pipefit.training.own_loops`.
+        loop: replaces the repeating; see `pipefit.training.loops.own_loops`.
         deterministic: all ops are, so what an own loop does can be compared with doing it again.
 
     Raises:
@@ -119,7 +119,7 @@ class Trainer:
             TrainingError: if an operation failed, the updates done are not as many, or the model
                 has state that cannot be saved.
         """
-        from pipefit.training.together import Together
+        from pipefit.training.loops.together import Together
 
         self._alone = self._alone or Together()
         rows: list[Arrays] = self._alone.run([self], steps)

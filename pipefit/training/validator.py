@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from pipefit.data import Source
 from pipefit.errors import SpecError, TrainingError
-from pipefit.training.devices import Batch, Replicas, Slice
+from pipefit.training.feeding.pipeline import Failures, validation_batches
+from pipefit.training.loops.own_loops import different, refuse_different_again
+from pipefit.training.loops.turns import Traced, Turns, joined_rows, on_devices
 from pipefit.training.objective import Forward, Objective
-from pipefit.training.own_loops import different, refuse_different_again
-from pipefit.training.pipeline import Failures, validation_batches
+from pipefit.training.replicas.devices import Batch, Replicas, Slice
 from pipefit.training.state import Arrays, State, refuse_unsaved_random, to_numpy
 from pipefit.training.targets import Means, Targets, refuse_taken
-from pipefit.training.turns import Traced, Turns, joined_rows, on_devices
 
 #: Before the names of outputs that travel among the fields.
 _GIVEN = "outputs/"

@@ -159,9 +159,9 @@ def test_max_time_counts_all_attempts_and_more_of_it_goes_on(store, database_uri
     clock = itertools.count()
     calls = SimpleNamespace(perf_counter=lambda: float(next(clock)))
     standing = SimpleNamespace(monotonic=lambda: 0.0, perf_counter=lambda: 0.0)
-    monkeypatch.setattr("pipefit.training.loop.time", calls)
-    monkeypatch.setattr("pipefit.training.course.time", standing)
-    monkeypatch.setattr("pipefit.training.schedule.Pace.limit", 1)
+    monkeypatch.setattr("pipefit.training.loops.loop.time", calls)
+    monkeypatch.setattr("pipefit.training.loops.course.time", standing)
+    monkeypatch.setattr("pipefit.training.loops.schedule.Pace.limit", 1)
     with pytest.raises(Interrupted):
         carry_out(spec, database_uri, stop_at=2)
     run = store.run("run", "lab")

@@ -26,7 +26,7 @@ from pipefit.training.augment import (
     random_noise,
     uniform,
 )
-from pipefit.training.pipeline import Feed, validation_batches
+from pipefit.training.feeding.pipeline import Feed, validation_batches
 
 MASK = (1 << 64) - 1
 

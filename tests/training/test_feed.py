@@ -16,7 +16,7 @@ from training_helpers import BATCH, SEED, assert_equal, make_trainer, points, we
 
 from pipefit.data import Arrays, examples
 from pipefit.errors import DataError
-from pipefit.training.pipeline import Feed, validation_batches
+from pipefit.training.feeding.pipeline import Feed, validation_batches
 
 COUNT = 60
 
@@ -327,7 +327,7 @@ class TestOwnOrders:
 class TestLargeArrays:
     def test_give_the_same_batches(self, monkeypatch):
         usual = first(feed_of(points(COUNT)), 5)
-        monkeypatch.setattr("pipefit.training.indexed.LARGE", 100)
+        monkeypatch.setattr("pipefit.training.feeding.indexed.LARGE", 100)
         assert_batches(first(feed_of(points(COUNT)), 5), usual)
 
     def test_are_not_copied(self):
@@ -337,8 +337,8 @@ class TestLargeArrays:
             import numpy as np, tensorflow as tf
             from pipefit.data import Arrays
             from pipefit.data.arrays import aligned
-            from pipefit.training import indexed
-            from pipefit.training.pipeline import Feed
+            from pipefit.training.feeding import indexed
+            from pipefit.training.feeding.pipeline import Feed
 
             def peak():
                 return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -377,7 +377,7 @@ class TestOverfit:
         assert_batches(resumed, again[4:])
 
     def test_of_more_batches_than_a_block_of_positions(self, monkeypatch):
-        monkeypatch.setattr("pipefit.training.numbers.BLOCK", 2 * BATCH)
+        monkeypatch.setattr("pipefit.training.feeding.numbers.BLOCK", 2 * BATCH)
         usual = first(feed_of(points(COUNT)), 5)
         again = first(feed_of(points(COUNT), overfit=5), 12, BATCH)
         assert_batches(again, [usual[i % 5] for i in range(1, 13)])

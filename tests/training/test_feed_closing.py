@@ -15,7 +15,7 @@ from training_helpers import make_trainer, points
 from pipefit.data import Arrays, examples
 from pipefit.errors import TrainingError
 from pipefit.training.experiment import Shared
-from pipefit.training.pipeline import Feed, validation_batches
+from pipefit.training.feeding.pipeline import Feed, validation_batches
 
 ROOT = Path(__file__).parents[2]
 #: Far longer than anything here may take.
@@ -123,7 +123,7 @@ SCRIPT = """
 import os, time
 import numpy as np
 from pipefit.data import examples
-from pipefit.training.pipeline import Feed
+from pipefit.training.feeding.pipeline import Feed
 
 class Indexed:
     def __init__(self, sleep):
@@ -190,7 +190,7 @@ class TestAProcess:
             import os
             import numpy as np, tensorflow as tf
             from pipefit.data import Arrays
-            from pipefit.training import pipeline
+            from pipefit.training.feeding import pipeline
             if {tuned}:
                 pipeline.options = tf.data.Options
             feed = pipeline.Feed(Arrays(x=np.arange(100.0)), seed=0, batch_size=4)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from pipefit.data import csv, examples, hdf5, image_folder
 from pipefit.errors import DataError
-from pipefit.training.pipeline import Feed
+from pipefit.training.feeding.pipeline import Feed
 
 N = 40
 

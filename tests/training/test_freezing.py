@@ -14,7 +14,7 @@ from training_helpers import (
 )
 
 from pipefit.errors import SpecError
-from pipefit.training.freezing import freeze
+from pipefit.training.updating.freezing import freeze
 
 DEVICES = pytest.mark.parametrize("devices", [1, 2])
 

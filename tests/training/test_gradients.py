@@ -7,8 +7,8 @@ import tensorflow as tf
 from training_helpers import assert_close
 from updates_helpers import Steps, gradients
 
-from pipefit.training.gradients import Clip, all_finite, averaged, distinct
-from pipefit.training.updates import Part
+from pipefit.training.updating.gradients import Clip, all_finite, averaged, distinct
+from pipefit.training.updating.updates import Part
 
 
 def norm(*values):

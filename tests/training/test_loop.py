@@ -205,7 +205,7 @@ class TestDivergence:
             def measured(self, steps, seconds):
                 assert steps == 10
 
-        monkeypatch.setattr("pipefit.training.loop.Pace", TenAtOnce)
+        monkeypatch.setattr("pipefit.training.loops.loop.Pace", TenAtOnce)
         source = points()
         source.fields["x"][self.EXAMPLE] = -1e4
         recorder, trainer = Recorder(), make_trainer(linear, source)

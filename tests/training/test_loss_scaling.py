@@ -9,8 +9,8 @@ from updates_helpers import Steps, gradients
 
 from pipefit.errors import Diverged
 from pipefit.training import Course, Loop, Schedule
-from pipefit.training.loss_scaling import GROWTH_STEPS, INITIAL, LossScale
-from pipefit.training.updates import Part
+from pipefit.training.updating.loss_scaling import GROWTH_STEPS, INITIAL, LossScale
+from pipefit.training.updating.updates import Part
 
 DEVICES = pytest.mark.parametrize("devices", [1, 2])
 

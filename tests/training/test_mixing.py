@@ -10,7 +10,7 @@ import pytest
 from pipefit.data import Arrays, Mix, mix
 from pipefit.spec import read_spec
 from pipefit.training import Experiment, Replicas
-from pipefit.training.pipeline import Feed
+from pipefit.training.feeding.pipeline import Feed
 
 ROOT = Path(__file__).parents[2]
 DIGITS = {"builder": "pipefit.data:digits", "archive": "digits"}

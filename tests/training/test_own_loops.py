@@ -382,7 +382,7 @@ def test_a_wrong_loop_is_refused(loop, error, message):
 
 
 def test_functions_made_anew_for_every_step_are_refused(monkeypatch):
-    monkeypatch.setattr("pipefit.training.turns._MOST_TRACED", 3)
+    monkeypatch.setattr("pipefit.training.loops.turns._MOST_TRACED", 3)
     with pytest.raises(TrainingError, match="gave step more than 3 different functions, or shapes"):
         make_trainer(loop=function_each_time).run(5)
 

@@ -12,8 +12,8 @@ from training_helpers import SEED, assert_equal, make_trainer, points, weights
 from pipefit.data import Arrays, examples
 from pipefit.errors import DataError, TrainingError
 from pipefit.training import Objective, Replicas, Validator, per_example
+from pipefit.training.feeding.pipeline import Feed, validation_batches
 from pipefit.training.objective import sparse_softmax_cross_entropy
-from pipefit.training.pipeline import Feed, validation_batches
 
 
 class Reader:
@@ -71,7 +71,7 @@ class TestTraining:
         assert_equal(batch, points(5).take(order))
 
     def test_goes_on_beyond_one_block_of_indices(self, monkeypatch):
-        monkeypatch.setattr("pipefit.training.numbers.BLOCK", 20)
+        monkeypatch.setattr("pipefit.training.feeding.numbers.BLOCK", 20)
         order = examples(seed=SEED, start=16, count=80, n=20).reshape(10, 8)
         for batch, indices in zip(batches(points(), 10, position=16), order, strict=True):
             assert_equal(batch, points().take(indices))

@@ -8,7 +8,7 @@ from training_helpers import SEED, make_trainer, perceptron, pictures, points, s
 
 from pipefit.data import Arrays, examples
 from pipefit.training.objective import Objective, per_example
-from pipefit.training.precision import precision
+from pipefit.training.replicas.precision import precision
 
 HALF = pytest.mark.parametrize("name", ["bfloat16", "float16"])
 

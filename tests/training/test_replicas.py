@@ -19,8 +19,9 @@ from training_helpers import (
 
 from pipefit.data import Arrays
 from pipefit.errors import DeviceError
-from pipefit.training import Clip, Replicas, devices
+from pipefit.training import Clip, Replicas
 from pipefit.training.objective import accuracy
+from pipefit.training.replicas import devices
 
 MANY = pytest.mark.parametrize("devices", [2, 3, 4])
 

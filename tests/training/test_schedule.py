@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipefit.training import Pace, Schedule
-from pipefit.training.schedule import FINAL, PERMANENT, RECENT
+from pipefit.training.loops.schedule import FINAL, PERMANENT, RECENT
 
 INTERVALS = st.integers(0, 30)
 SCHEDULES = st.builds(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipefit.data import Arrays
-from pipefit.training.sharing import shared
+from pipefit.training.feeding.sharing import shared
 
 NUMBERS = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64"
 

@@ -11,7 +11,7 @@ from training_helpers import SEED
 from pipefit.data import examples
 from pipefit.data.digests import content_digest
 from pipefit.errors import DataError
-from pipefit.training.pipeline import Feed, validation_batches
+from pipefit.training.feeding.pipeline import Feed, validation_batches
 from pipefit.training.tfrecord import tfrecord
 
 FEATURES = {"images": "float32[2,3]", "labels": "int64[]", "name": "str", "raw": "bytes"}

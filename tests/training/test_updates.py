@@ -19,9 +19,9 @@ from updates_helpers import Steps, by_hand, by_layer, gradients
 
 from pipefit.data import Arrays
 from pipefit.errors import SpecError, TrainingError
-from pipefit.training.gradients import Clip
-from pipefit.training.rates import Group
-from pipefit.training.updates import Part
+from pipefit.training.updating.gradients import Clip
+from pipefit.training.updating.rates import Group
+from pipefit.training.updating.updates import Part
 
 DEVICES = pytest.mark.parametrize("devices", [1, 2])
 PATHS = "a/kernel, a/bias, b/kernel, b/bias"

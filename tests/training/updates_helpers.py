@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 from training_helpers import Rule, Weights, perceptron
 
-from pipefit.training.devices import Replicas
-from pipefit.training.freezing import freeze
-from pipefit.training.gradients import summed
+from pipefit.training.replicas.devices import Replicas
 from pipefit.training.state import State
-from pipefit.training.updates import Part, Updates
+from pipefit.training.updating.freezing import freeze
+from pipefit.training.updating.gradients import summed
+from pipefit.training.updating.updates import Part, Updates
 
 SHAPES = {"a/kernel": (6, 5), "a/bias": (5,), "b/kernel": (5, 3), "b/bias": (3,)}
 

@@ -44,7 +44,9 @@ def trained(store, name="night/mlp", value=1.0, steps=(10, 20), start=-1):
         loss = np.arange(step - 9, step + 1, dtype=np.float64)
         image = np.tile(loss[:, None], (1, 500))
         writer.write_metrics(MetricBlock(step - 9, {"loss": loss, "image": image}))
-        info = writer.commit(step, tensors(value + step, step), PERMANENT, Best("a", "max", 0.5, step))
+        info = writer.commit(
+            step, tensors(value + step, step), PERMANENT, Best("a", "max", 0.5, step)
+        )
     writer.describe({"parameters": 7}, {"model.txt": b"model"})
     writer.end(RunState.INTERRUPTED, "enough", steps[-1], "the log")
     outputs = store.outputs_writer("digits", name, "test")

@@ -24,14 +24,14 @@ import tensorflow as tf
 from pipefit.data import FieldSpec, Source
 from pipefit.data.fields import check_declared, declared_specs
 from pipefit.data.sources import indexable
-from pipefit.training.augmenting import Augmentation, Batch, Change
-from pipefit.training.failures import Failures
-from pipefit.training.indexed import Indexed
-from pipefit.training.options import options
-from pipefit.training.readers import Readers
-from pipefit.training.streamed import Streamed
-from pipefit.training.streams import Iterated, Skip
-from pipefit.training.waiting import Waiting
+from pipefit.training.feeding.augmenting import Augmentation, Batch, Change
+from pipefit.training.feeding.failures import Failures
+from pipefit.training.feeding.indexed import Indexed
+from pipefit.training.feeding.options import options
+from pipefit.training.feeding.readers import Readers
+from pipefit.training.feeding.streamed import Streamed
+from pipefit.training.feeding.streams import Iterated, Skip
+from pipefit.training.feeding.waiting import Waiting
 
 #: What a `[data.NAME]` table's builder may return: what can be indexed, or a stream of examples, an
 #: iterable or a tf.data.Dataset.

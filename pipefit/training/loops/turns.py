@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from pipefit.errors import PipefitError, SpecError, TrainingError
 from pipefit.training.callables import checked
-from pipefit.training.devices import Batch, Replicas, Slice
-from pipefit.training.meeting import stand_in
 from pipefit.training.objective import Forward, named_outputs
+from pipefit.training.replicas.devices import Batch, Replicas, Slice
+from pipefit.training.replicas.meeting import stand_in
 
 #: So many functions, or shapes of their arguments, are compiled for one loop at most.
 _MOST_TRACED = 64

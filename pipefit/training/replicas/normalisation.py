@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pipefit.training.meeting import sum_over_devices
+from pipefit.training.replicas.meeting import sum_over_devices
 
 
 def synchronise(model: keras.Model) -> None:

@@ -11,10 +11,10 @@ from pipefit.data import Arrays, Fields, Source, check_fields, field_specs
 from pipefit.data.order import Indices
 from pipefit.data.sources import order_of
 from pipefit.errors import DataError
-from pipefit.training.numbers import per_batch, repeated
-from pipefit.training.options import as_written
-from pipefit.training.readers import Readers
-from pipefit.training.sharing import shared
+from pipefit.training.feeding.numbers import per_batch, repeated
+from pipefit.training.feeding.options import as_written
+from pipefit.training.feeding.readers import Readers
+from pipefit.training.feeding.sharing import shared
 
 #: Bytes of arrays that TensorFlow does not read itself: it is faster by some 0.1 ms per batch, but
 #: with deterministic ops it copies them whenever an iterator is made, and drops the copy.

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from pipefit.errors import TrainingError
-from pipefit.training.devices import Batch
-from pipefit.training.own_loops import HandLoop
-from pipefit.training.pipeline import Failures, Feed
+from pipefit.training.feeding.pipeline import Failures, Feed
+from pipefit.training.loops.own_loops import HandLoop
+from pipefit.training.replicas.devices import Batch
 from pipefit.training.state import Arrays, refuse_changed, refuse_unsaved_random
 from pipefit.training.trainer import Trainer
 

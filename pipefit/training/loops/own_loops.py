@@ -28,10 +28,10 @@ import numpy as np
 import tensorflow as tf
 
 from pipefit.errors import TrainingError
-from pipefit.training.devices import Batch
+from pipefit.training.loops.turns import Traced, Turns, on_devices
 from pipefit.training.objective import Forward
+from pipefit.training.replicas.devices import Batch
 from pipefit.training.state import Arrays, refuse_changed, refuse_unsaved_random, to_numpy
-from pipefit.training.turns import Traced, Turns, on_devices
 
 if TYPE_CHECKING:
     from pipefit.training.trainer import Trainer

@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 
 from pipefit.errors import SpecError, TrainingError
-from pipefit.training.averaging import Averages
-from pipefit.training.gradients import Clip, all_finite, distinct
-from pipefit.training.loss_scaling import LossScale
-from pipefit.training.rates import Group, Rates, adapt, check_optimizer
+from pipefit.training.updating.averaging import Averages
+from pipefit.training.updating.gradients import Clip, all_finite, distinct
+from pipefit.training.updating.loss_scaling import LossScale
+from pipefit.training.updating.rates import Group, Rates, adapt, check_optimizer
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from pipefit.data import Fields, check_fields
 from pipefit.errors import DataError
-from pipefit.training.indexed import encoded
-from pipefit.training.options import as_written
-from pipefit.training.readers import Readers
+from pipefit.training.feeding.indexed import encoded
+from pipefit.training.feeding.options import as_written
+from pipefit.training.feeding.readers import Readers
 
 logger = logging.getLogger("pipefit.run")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipefit.errors import DataError, Interrupted, PipefitError, TrainingError
-from pipefit.training.course import Course
-from pipefit.training.schedule import Pace
-from pipefit.training.together import Together
+from pipefit.training.loops.course import Course
+from pipefit.training.loops.schedule import Pace
+from pipefit.training.loops.together import Together
 
 #: Most bytes that the numbers of one call may take.
 _CALL_BYTES = 64e6

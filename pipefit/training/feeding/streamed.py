@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from pipefit.data import Fields, FieldSpec
 from pipefit.errors import DataError
-from pipefit.training.failures import reason_of
-from pipefit.training.options import as_written, options
-from pipefit.training.readers import Readers
-from pipefit.training.streams import Skip, ended
-from pipefit.training.waiting import Waiting
+from pipefit.training.feeding.failures import reason_of
+from pipefit.training.feeding.options import as_written, options
+from pipefit.training.feeding.readers import Readers
+from pipefit.training.feeding.streams import Skip, ended
+from pipefit.training.feeding.waiting import Waiting
 
 logger = logging.getLogger("pipefit.run")
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from pipefit.data.order import augmentation_seeds
 from pipefit.errors import DataError, TrainingError
-from pipefit.training.numbers import per_batch, repeated
-from pipefit.training.options import as_written
-from pipefit.training.readers import Readers
+from pipefit.training.feeding.numbers import per_batch, repeated
+from pipefit.training.feeding.options import as_written
+from pipefit.training.feeding.readers import Readers
 from pipefit.training.state import unsaved_random
 
 Batch = dict[str, tf.Tensor]

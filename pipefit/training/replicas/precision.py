@@ -1,7 +1,7 @@
 """What a model computes in, and that what is said about it is computed in float32.
 
 Variables, gradients, optimizers, statistics of batch normalisation, losses and metrics stay
-float32. Scaling the loss for float16 is `pipefit.training.loss_scaling`'s.
+float32. Scaling the loss for float16 is `pipefit.training.updating.loss_scaling`'s.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipefit.data.order import Indices
-from pipefit.training.options import as_written
-from pipefit.training.readers import Readers
+from pipefit.training.feeding.options import as_written
+from pipefit.training.feeding.readers import Readers
 
 #: Positions per call into Python: so many that the call costs nothing per step.
 BLOCK = 1 << 15

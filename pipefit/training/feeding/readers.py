@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipefit.errors import TrainingError
-from pipefit.training.failures import Failures, explained
+from pipefit.training.feeding.failures import Failures, explained
 
 logger = logging.getLogger("pipefit.run")
 

@@ -8,9 +8,9 @@ import keras
 
 from pipefit import refs
 from pipefit.spec import Builder, Optimizer
-from pipefit.training.gradients import Clip
-from pipefit.training.rates import Group
-from pipefit.training.updates import Part
+from pipefit.training.updating.gradients import Clip
+from pipefit.training.updating.rates import Group
+from pipefit.training.updating.updates import Part
 
 
 def built_rate(rate: float | Builder | None, where: str) -> Any:

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from pipefit.errors import Diverged, SpecError
 from pipefit.records import Best, MetricBlock, Validation
-from pipefit.training.schedule import BEST, FINAL, STOPPED, Schedule
+from pipefit.training.loops.schedule import BEST, FINAL, STOPPED, Schedule
+from pipefit.training.loops.stopping import EARLY_STOP, SECONDS, EarlyStop
 from pipefit.training.state import Arrays
-from pipefit.training.stopping import EARLY_STOP, SECONDS, EarlyStop
 from pipefit.training.trainer import Trainer
 from pipefit.training.validator import Validator
 
