@@ -40,10 +40,11 @@ _INTERRUPT_SECONDS = 2.0
 #: How long a worker that has told its outcome, or was told to stop by our failure, may go on.
 _PATIENCE = 10.0
 _TAIL_LINES = 30
-#: What TensorFlow prints whenever it starts says nothing about how it ended.
+#: What TensorFlow prints whenever it starts says nothing about how it ended, nor do the frames of
+#: Python's own imports, which fill the trace of a crash.
 _START_UP = re.compile(
-    r"absl::InitializeLog|oneDNN custom operations|cuda drivers|cuInit|cpu_feature_guard"
-    r"|rebuild TensorFlow with the appropriate compiler flags"
+    r"frozen importlib|absl::InitializeLog|oneDNN custom operations|cuda drivers|cuInit"
+    r"|cpu_feature_guard|rebuild TensorFlow with the appropriate compiler flags"
 )
 
 
