@@ -9,13 +9,14 @@ position), every step's metrics stored in MongoDB, checkpoints at the default in
 is off: it is work, not overhead). They take turns, 5,000 steps each, in one process; Pipefit's time
 includes waiting until all is written. The first round, in which both compile, is not counted.
 
-Three runs of 10 rounds on two cores of an AMD EPYC shared with other work (load 2.7 to 3.8),
-TensorFlow 2.21, Keras 3.15, Python 3.11, mongod 6.0.5 on the same two cores; medians:
+Three runs of 8 rounds on two cores of an AMD EPYC shared with other work (load 3 to 6; in the second
+run tests were started beside it), TensorFlow 2.21, Keras 3.15, Python 3.11, mongod 6.0.5 on the same
+two cores; medians:
 
-    bare loop  steps/s    3,179   3,998   3,850
-    Pipefit    steps/s    2,700   3,811   3,755
-    ratio                  0.92    0.93    0.98
-    its quartiles     0.79-1.01  0.92-0.99  0.95-0.99
+    bare loop  steps/s    3,057       3,273       3,043
+    Pipefit    steps/s    2,964       2,732       3,059
+    ratio                  0.95        0.86        0.98
+    its quartiles     0.91-0.99   0.82-0.91   0.95-1.04
 """
 
 from __future__ import annotations
