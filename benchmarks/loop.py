@@ -9,8 +9,8 @@ position), every step's metrics stored in MongoDB, checkpoints at the default in
 is off: it is work, not overhead). They take turns, 5,000 steps each, in one process; Pipefit's time
 includes waiting until all is written. The first round, in which both compile, is not counted.
 
-Three runs of 8 rounds on two cores of an AMD EPYC shared with other work (load 3 to 6; in the second
-run tests were started beside it), TensorFlow 2.21, Keras 3.15, Python 3.11, mongod 6.0.5 on the same
+Three runs of 8 rounds on two cores of an AMD EPYC shared with other work (load 3 to 6; beside the
+second run tests were started), TensorFlow 2.21, Keras 3.15, Python 3.11, mongod 6.0.5 on the same
 two cores; medians:
 
     bare loop  steps/s    3,057       3,273       3,043
