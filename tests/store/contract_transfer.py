@@ -22,7 +22,7 @@ from actors import (
     validation,
 )
 
-from pipefit.errors import CheckpointCorrupt, NotFound, StoreError
+from pipefit.errors import CheckpointCorrupt, LeaseLost, NotFound, RunOwned, StoreError
 from pipefit.records import Best, MetricBlock, RunState
 from pipefit.store.incoming import digest
 
@@ -173,30 +173,47 @@ class TransferContract:
             assert elsewhere.collections() == []
         assert elsewhere.import_run(content) is True
 
-    def test_what_a_killed_import_left_is_removed_by_the_next_one_or_as_garbage(
-        self, store, elsewhere, ended
-    ):
+    @pytest.mark.parametrize("by", ["import", "garbage", "acquire"])
+    def test_what_a_killed_import_left_is_removed(self, store, elsewhere, ended, by):
         content = store.export_run(COLLECTION, "a")
-        for how in ("import", "garbage", "acquire"):
-            pid = os.fork()
-            if pid == 0:
-                elsewhere.import_run(Watched(content, die_at(8)))
-            os.waitpid(pid, 0)
-            assert elsewhere.collections() == []
-            (left,) = elsewhere.garbage(grace=3600.0)
-            assert (left.kind, left.run, left.held) == ("import", "a", None)
-            if how == "import":
-                break
-            if how == "garbage":
-                assert len(elsewhere.garbage(remove=True)) == 1
-            else:
-                assert acquire(elsewhere).fence == 1
-                assert len(reader(elsewhere).metrics()) == 0
-                return
-            assert elsewhere.garbage(grace=0.0) == []
-        assert elsewhere.import_run(content) is True
+        pid = os.fork()
+        if pid == 0:
+            elsewhere.import_run(Watched(content, die_at(8)))
+        os.waitpid(pid, 0)
+        assert elsewhere.collections() == []
+        (left,) = elsewhere.garbage(grace=3600.0)
+        assert (left.kind, left.run, left.held, left.size > 0) == ("import", "a", None, True)
+
+        if by == "acquire":
+            assert acquire(elsewhere).fence == 1
+            assert len(reader(elsewhere).metrics()) == len(reader(elsewhere).checkpoints()) == 0
+            elsewhere.garbage(remove=True)
+        elif by == "garbage":
+            assert len(elsewhere.garbage(remove=True)) == 1
+        else:
+            assert elsewhere.import_run(content) is True
+            assert len(reader(elsewhere).checkpoints()) == 2
         assert elsewhere.garbage(grace=0.0) == []
-        assert len(reader(elsewhere).checkpoints()) == 2
+
+    def test_a_run_that_is_being_imported_is_not_imported_twice(self, store, elsewhere, ended):
+        content = store.export_run(COLLECTION, "a")
+        refused = []
+
+        def meanwhile():
+            with pytest.raises(RunOwned, match=r"'a' of collection 'digits' is being imported by"):
+                elsewhere.import_run(content)
+            (held,) = elsewhere.garbage(remove=True, grace=3600.0)
+            refused.append("may be bringing it in" in held.held)
+
+        assert elsewhere.import_run(Watched(content, meanwhile)) is True
+        assert len(refused) > 5 and all(refused)
+
+    def test_an_import_whose_rest_was_removed_is_refused(self, store, elsewhere, ended):
+        content = Watched(store.export_run(COLLECTION, "a"))
+        content._act = at(8, lambda: elsewhere.garbage(remove=True, grace=0.0))
+        with pytest.raises(LeaseLost, match="was removed, because this process was silent"):
+            elsewhere.import_run(content)
+        assert elsewhere.garbage(grace=0.0) == [] and elsewhere.collections() == []
 
     def test_damage_on_the_way_is_found_and_nothing_is_kept(self, store, elsewhere, ended):
         class Damaged(Watched):
@@ -236,21 +253,18 @@ def flipped(part):
     return type(part)(part.size, part.sha256, lambda: bytes([read()[0] ^ 1]) + bytes(read()[1:]))
 
 
-def interrupt_at(number):
+def at(number, act):
+    """A function that does this when it is called for so many times, and ever after."""
     left = iter(range(number))
+    return lambda: act() if next(left, None) is None else None
 
-    def act():
-        if next(left, None) is None:
-            raise KeyboardInterrupt
 
-    return act
+def interrupt_at(number):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    return at(number, interrupt)
 
 
 def die_at(number):
-    left = iter(range(number))
-
-    def act():
-        if next(left, None) is None:
-            os._exit(1)
-
-    return act
+    return at(number, lambda: os._exit(1))

@@ -4,8 +4,6 @@ import hashlib
 import io
 import json
 import os
-import subprocess
-import sys
 import tarfile
 import threading
 
@@ -321,19 +319,6 @@ def test_names_of_runs_cannot_lead_elsewhere(other, archive, told):
     manifest["runs"][0].update(told)
     packed(archive, {**content, "manifest.json": json.dumps(manifest).encode()})
     refused(other, archive, "cannot name a|is not complete")
-
-
-def test_no_object_of_python_is_ever_made_of_it(archive, mongo_uri):
-    """Nothing that could run code is loaded by an import."""
-    code = """
-import sys, pathlib
-from pipefit import transfer
-from pipefit.store import open_store
-transfer.import_runs(open_store(sys.argv[2]), pathlib.Path(sys.argv[1]))
-print(*({"pickle", "marshal", "yaml"} & {m for m in sys.modules if m in sys.argv[3:]}))
-"""
-    folder = archive.parent / "folder"
-    subprocess.run([sys.executable, "-c", code, archive, folder.as_uri()], check=True)
 
 
 def test_an_archive_that_cannot_be_written_leaves_nothing(store, tmp_path, archive):
