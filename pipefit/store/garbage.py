@@ -129,16 +129,20 @@ class _Sweep:
 
     def run(self, *, remove: bool) -> list[Garbage]:
         """Find, and perhaps remove, the garbage of the run."""
-        before = self._document()
-        if remove and before is not None and self._is_given_up(before):
+        before, items = self._look()
+        idle = any(item.told.held is None for item in items)
+        if remove and idle and before is not None and self._is_given_up(before):
             self._backend.change_unowned(before, {"lease": None}, {})
-            before = self._document()
+            before, items = self._look()
+        return [item.told for item in items if not remove or self._was_garbage(item)]
+
+    def _look(self) -> tuple[Document | None, list[_Item]]:
+        before = self._document()
         stored = list(self._backend.all_records(self._name, values=False))
         after = self._document()
         if after is None and any(a.run == self._name for a in self._backend.arrivals()):
-            return []  # it began to be brought in just now
-        items = self._items(after, stored, self._holder(before, after))
-        return [item.told for item in items if not remove or self._was_garbage(item)]
+            return None, []  # it began to be brought in just now
+        return before, list(self._items(after, stored, self._holder(before, after)))
 
     def _document(self) -> Document | None:
         return self._backend.find_run(self._name, light=False)

@@ -131,6 +131,13 @@ class GarbageContract:
         assert found(store) == []
         assert reader(store).status().step == 10
 
+    def test_an_owner_that_is_silent_and_left_nothing_is_not_disturbed(self, store):
+        writer = started(store, owner=ELSEWHERE, ttl=0.05)
+        time.sleep(0.1)
+        assert store.garbage(remove=True, grace=0.01) == []
+
+        assert writer.commit(10, state(10.0), PERMANENT).step == 10
+
     def test_closed_lines_are_no_garbage(self, store):
         writer = started(store)
         for step in (10, 20):
