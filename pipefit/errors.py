@@ -100,6 +100,10 @@ class StepTimeout(TrainingError):
     """No step was finished within `train.step_timeout`; the message shows what every thread did."""
 
 
+class LoadError(PipefitError):
+    """What is to be loaded is not there, cannot be read, or does not fit by name, shape or dtype."""
+
+
 class StateMismatch(TrainingError):
     """A checkpoint does not have exactly the names, shapes and dtypes of the model's state."""
 

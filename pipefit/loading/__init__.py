@@ -1,0 +1,8 @@
+"""Weights from anywhere, by name: sources of tensors, the rules that match them to a model.
+
+Knows no database and no TensorFlow; who joins it with those is `pipefit.execution`.
+"""
+
+from pipefit.loading.base import Source, TensorInfo
+
+__all__ = ["Source", "TensorInfo"]
