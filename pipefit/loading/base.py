@@ -18,7 +18,7 @@ class TensorInfo:
         dtype: as numpy calls it, for instance "float32"; "bfloat16" as well.
         shape: its dimensions.
         role: what it is for: "model" a variable of the model, "optimizer" a slot or counter of an
-            optimizer, "other" the rest of a training's state (step, seeds, position, save counters).
+            optimizer, "other" the rest of a training's state (step, seeds, position, counters).
     """
 
     dtype: str
