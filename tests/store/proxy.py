@@ -1,7 +1,8 @@
-"""A TCP proxy in front of a server, whose connections can be cut."""
+"""A TCP proxy in front of a server, whose connections can be cut, and slowed down."""
 
 import socket
 import threading
+import time
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -11,9 +12,12 @@ class Proxy:
 
     Attributes:
         uri: the same database through the proxy.
-        cut_after: close the connection that brings the bytes sent to the server to this many more;
-            None: never.
-        cuts: how often that happened.
+        cut_after: close the connection that brings the bytes sent to the server to this many more,
+            after exactly that byte; None: never.
+        cut_answers_after: the same for the bytes that come from the server.
+        cuts: how often either happened.
+        delay: seconds by which every piece is held up, in both directions.
+        watch: called with every piece for the server, before and after it is sent (False, True).
     """
 
     def __init__(self, uri):
@@ -24,19 +28,26 @@ class Proxy:
         self._lock = threading.Lock()
         self._open = True
         self.uri = uri.replace(host, f"127.0.0.1:{self._listener.getsockname()[1]}")
-        self.cut_after = None
+        self.cut_after = self.cut_answers_after = None
         self.cuts = 0
+        self.delay = 0.0
+        self.watch = None
         threading.Thread(target=self._accept, daemon=True).start()
 
     def down(self):
         """Cut all connections and let no new one live, until `up`."""
         self._open = False
-        with self._lock:
-            for pair in self._pairs:
-                _cut(pair)
+        self.cut_all()
 
     def up(self):
         self._open = True
+
+    def cut_all(self):
+        """Cut all connections that there are."""
+        with self._lock:
+            for pair in self._pairs:
+                _cut(pair)
+            self._pairs.clear()
 
     def close(self):
         self.down()
@@ -46,35 +57,54 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                if not self._open:
+                pair = (client, self._connected())
+                if pair[1] is None:
                     client.close()
                     continue
-                pair = (client, socket.create_connection(self._server))
                 with self._lock:
                     self._pairs.append(pair)
-                for source, target, counted in ((*pair, True), (*pair[::-1], False)):
+                for source, target, counter in (
+                    (*pair, "cut_after"),
+                    (*pair[::-1], "cut_answers_after"),
+                ):
                     threading.Thread(
-                        target=self._forward, args=(pair, source, target, counted), daemon=True
+                        target=self._forward, args=(pair, source, target, counter), daemon=True
                     ).start()
 
-    def _forward(self, pair, source, target, counted):
+    def _connected(self):
+        """A connection to the server; None if there is none to be had."""
+        with suppress(OSError):
+            return socket.create_connection(self._server) if self._open else None
+        return None
+
+    def _forward(self, pair, source, target, counter):
+        to_server = counter == "cut_after"
         with suppress(OSError):
             while data := source.recv(65536):
-                if counted and self._must_cut(len(data)):
+                time.sleep(self.delay)
+                if to_server and self.watch:
+                    self.watch(data, False)
+                passed = self._passed(counter, len(data))
+                target.sendall(data[:passed])
+                if passed < len(data):
                     break
-                target.sendall(data)
+                if to_server and self.watch:
+                    self.watch(data, True)
         _cut(pair)
 
-    def _must_cut(self, size):
+    def _passed(self, counter, size):
+        """How many of these bytes may pass; after fewer than all the connection is cut."""
         with self._lock:
-            if self.cut_after is None:
-                return False
-            self.cut_after -= size
-            if self.cut_after > 0:
-                return False
-            self.cut_after = None
+            left = getattr(self, counter)
+            if left is None:
+                return size
+            if left > size:
+                setattr(self, counter, left - size)
+                return size
+            setattr(self, counter, None)
             self.cuts += 1
-            return True
+            # The last byte of a piece stays behind, or nothing would be missing.
+            return max(0, min(left, size - 1))
 
 
 def _cut(pair):
