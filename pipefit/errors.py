@@ -9,19 +9,67 @@ own code and keeps its traceback.
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
 #: Exit code of a run that checkpointed and stopped because it was asked to (EX_TEMPFAIL):
 #: typing the same command again continues it.
 EXIT_INTERRUPTED = 75
 
 
-def without_passwords(text: str) -> str:
-    """The text with *** for the password in every address: for what is shown or kept.
+#: Shorter ones are no secrets, and words of their own in any text.
+_SHORTEST_SECRET = 8
+_SECRETS: set[str] = set()
 
-    >>> without_passwords("url = 'https://me:s3cret@example.org/x'")
-    "url = 'https://me:***@example.org/x'"
+_USER_INFO = re.compile(r"(://[^:/?#@\s]*):[^/\s]*@")
+_ADDRESS = re.compile(r"://[^\s'\"<>]+")
+_IN_QUERY = re.compile(
+    r"([?&][^?&#=]*(?:password|secret|token|signature|sig|credential|key)=)[^&#]+", re.IGNORECASE
+)
+_SECRET_KEY = re.compile(
+    r"(?:.*_)?(?:password|passwd|passphrase|secret|api_?key|secret_key|private_key|access_key"
+    r"|access_token|auth_token|credentials?)|token",
+    re.IGNORECASE,
+)
+
+
+def hide_in_addresses(text: str) -> str:
+    """The text with *** for the secrets in addresses: a pure function of the text.
+
+    That is the password before the @, and what the query calls a token, a signature or the like.
+
+    >>> hide_in_addresses("url = 'https://me:s3cret@example.org/x?token=abc&part=1'")
+    "url = 'https://me:***@example.org/x?token=***&part=1'"
     """
-    return re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", text)
+    shown = _USER_INFO.sub(r"\1:***@", text)
+    return _ADDRESS.sub(lambda address: _IN_QUERY.sub(r"\1***", address[0]), shown)
+
+
+def without_passwords(text: str) -> str:
+    """The text with *** for the secrets in addresses and for what `keep_secret` was told.
+
+    For everything that is shown, logged or kept.
+    """
+    shown = hide_in_addresses(text)
+    for secret in sorted(_SECRETS, key=len, reverse=True):
+        shown = shown.replace(secret, "***")
+    return shown
+
+
+def keep_secret(uri: str) -> None:
+    """From now on the password of this address is shown nowhere, as far as this process goes."""
+    found = re.search(r"://[^:/?#@\s]*:([^/\s]*)@", uri)
+    for secret in (found[1], unquote(found[1])) if found else ():
+        if len(secret) >= _SHORTEST_SECRET:
+            _SECRETS.add(secret)
+
+
+def is_secret_key(key: str) -> bool:
+    """Whether what is called so is meant to be known to few: "password", "hub_api_key", "token".
+
+    >>> [is_secret_key(key) for key in ("db-password", "token", "mask_token", "key")]
+    [True, True, False, False]
+    """
+    return bool(_SECRET_KEY.fullmatch(key.replace("-", "_")))
 
 
 class PipefitError(Exception):
@@ -101,7 +149,7 @@ class StepTimeout(TrainingError):
 
 
 class LoadError(PipefitError):
-    """What is to be loaded is not there, cannot be read, or does not fit by name, shape or dtype."""
+    """What is to be loaded is not there, cannot be read, or does not fit the model."""
 
 
 class StateMismatch(TrainingError):

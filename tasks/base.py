@@ -15,7 +15,7 @@ import luigi.configuration
 
 from pipefit import settings
 from pipefit.errors import PipefitError, SpecError
-from pipefit.execution import last_steps
+from pipefit.execution import last_steps, run_order
 from pipefit.records import RunOrder
 from pipefit.spec import Spec, check_builders, parse_set, read_spec
 from pipefit.store import Store, open_store
@@ -148,16 +148,8 @@ class ModelTask(ExperimentTask):
 
 @functools.cache
 def _run_order(spec: Spec, allow_change: tuple[str, ...]) -> RunOrder:
-    return RunOrder(
-        collection=spec.collection,
-        name=spec.name,
-        identity=spec.identity,
-        parts=spec.parts(),
-        spec=spec.to_json(),
-        steps=spec.train.steps,
-        allow_change=allow_change,
-        stop_rules=spec.stop_rules(),
-    )
+    """Once per process: it hashes the whole experiment."""
+    return run_order(spec, allow_change)
 
 
 @functools.cache

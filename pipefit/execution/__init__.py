@@ -1,6 +1,6 @@
 """Carrying out orders in worker processes; `pipefit.execution.worker` is what they run."""
 
-from pipefit.execution.checks import completed, last_steps, reached
+from pipefit.execution.checks import completed, last_steps, reached, run_order
 from pipefit.execution.executors import (
     Executor,
     InlineExecutor,
@@ -27,4 +27,5 @@ __all__ = [
     "log_path",
     "progress_text",
     "reached",
+    "run_order",
 ]

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipefit.errors import StoreError
 from pipefit.records import RunOrder, RunStatus, final_step
+from pipefit.spec import Spec
 from pipefit.store import Store
+
+
+def run_order(
+    spec: Spec,
+    allow_change: Sequence[str] = (),
+    program: Mapping[str, Any] | None = None,
+    data_digest: str | None = None,
+) -> RunOrder:
+    """What identifies the run of an experiment in a store.
+
+    Args:
+        spec: with one model.
+        allow_change: dotted keys in which it may differ from the stored run of its name.
+        program: what trains it: plain values.
+        data_digest: of the content of its training data, once somebody has read that.
+    """
+    return RunOrder(
+        collection=spec.collection,
+        name=spec.name,
+        identity=spec.identity,
+        parts=spec.parts(),
+        spec=spec.to_json(),
+        steps=spec.train.steps,
+        allow_change=tuple(allow_change),
+        program=program or {},
+        stop_rules=spec.stop_rules(),
+        data_digest=data_digest,
+    )
 
 
 def completed(store: Store, orders: Sequence[RunOrder]) -> dict[str, int]:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pipefit.errors import Interrupted
-from pipefit.execution import completed
-from pipefit.records import RunOrder
+from pipefit.execution import completed, run_order
 from pipelines import TrainAndValidate
 from tests.execution.lab_runs import (
     Worker,
@@ -41,18 +40,6 @@ def scored(scores=SCORES, stop=None, every=1, **train):
             "recent_keep": 1,
             "best": {"metric": "test/score", "mode": "max"},
         },
-    )
-
-
-def order_of(spec):
-    return RunOrder(
-        spec.collection,
-        spec.name,
-        spec.identity,
-        spec.parts(),
-        spec.to_json(),
-        spec.train.steps,
-        stop_rules=spec.stop_rules(),
     )
 
 
@@ -92,8 +79,8 @@ def test_it_stops_at_the_step_worked_out_by_hand(store, database_uri, stop, end,
     # Again it does nothing; another rule, or none, goes on.
     assert carry_out(spec, database_uri) == []
     assert len(run.attempts()) == 1
-    assert completed(store, [order_of(spec)]) == {"run": end}
-    assert completed(store, [order_of(scored(stop={**stop, "patience": 30}))]) == {}
+    assert completed(store, [run_order(spec)]) == {"run": end}
+    assert completed(store, [run_order(scored(stop={**stop, "patience": 30}))]) == {}
     if stop == {"patience": 3}:
         carry_out(scored(stop={"patience": 4}), database_uri)
         assert run.status().ended is None and run.status().step == 12

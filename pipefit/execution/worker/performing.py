@@ -12,7 +12,7 @@ from pipefit.execution.order import Order
 from pipefit.execution.reporter import Reporter
 from pipefit.execution.worker.attempt import ShouldStop
 from pipefit.execution.worker.places import Places
-from pipefit.execution.worker.session import train
+from pipefit.execution.worker.session import Session
 from pipefit.execution.worker.trying import describe, fast_dev_run
 from pipefit.execution.worker.validating import validate
 from pipefit.spec import Spec
@@ -54,7 +54,7 @@ def perform(
     if order.kind == "validate":
         validate(order, runs[""], store, places, give_up)
     else:
-        train(
+        session = Session(
             order,
             runs,
             store,
@@ -63,3 +63,4 @@ def perform(
             should_stop=should_stop,
             give_up=give_up,
         )
+        session.train()

@@ -1,4 +1,4 @@
-"""Training the runs of an experiment in one process: see `train`."""
+"""Training the runs of an experiment in one process: see `Session`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipefit.data import content_digest
 from pipefit.errors import Interrupted, PipefitError
 from pipefit.execution import provenance
-from pipefit.execution.checks import completed
+from pipefit.execution.checks import completed, run_order
 from pipefit.execution.order import Order
 from pipefit.execution.reporter import Reporter
 from pipefit.execution.watchdog import Watchdog
@@ -34,17 +34,26 @@ logger = logging.getLogger("pipefit.run")
 _LAST_WORDS_SECONDS = 20.0
 
 
-def train(
-    order: Order,
-    runs: Mapping[str, Spec],
-    store: Store,
-    places: Places,
-    *,
-    reporter: Reporter,
-    should_stop: ShouldStop,
-    give_up: GiveUp,
-) -> None:
-    """Train runs to their ends, continuing those that have begun.
+class _Built(NamedTuple):
+    """What there is of a model before its run is touched."""
+
+    experiment: Experiment
+    trainer: Trainer
+    validators: Mapping[str, Validator]
+
+
+class Session:
+    """Trains runs to their ends, continuing those that have begun.
+
+    That is one attempt at each of them, together; some may need another one.
+
+        build all -> acquire all -> restore the newest good checkpoints -> begin
+        loop, every run's results written by its background thread, its lease renewed by another
+
+    A run that was rolled back is continued once the others have ended. When a call for several
+    models has failed, it is not known which are to blame, and the state of all is lost: all are
+    continued from their last checkpoints, one by one up to the step that failed, and together from
+    there on. That is done again only if it has left fewer of them.
 
     Args:
         order: says how.
@@ -54,43 +63,6 @@ def train(
         reporter: is told how far it is.
         should_stop: says why to stop.
         give_up: see `pipefit.execution.worker.perform`.
-
-    Raises:
-        Interrupted: it was asked to stop and has checkpointed.
-        PipefitError: whatever was refused or failed; of several runs the others have ended first.
-    """
-    session = _Session(
-        order, runs, store, places, reporter=reporter, should_stop=should_stop, give_up=give_up
-    )
-    # Also refuses, before TensorFlow is paid for.
-    done = completed(store, [session.run_order(name) for name in runs])
-    left = [name for name, spec in runs.items() if spec.name not in done]
-    try:
-        while left:
-            left = session.run(left)
-    finally:
-        session.close()
-    session.raise_failures()
-
-
-class _Built(NamedTuple):
-    """What there is of a model before its run is touched."""
-
-    experiment: Experiment
-    trainer: Trainer
-    validators: Mapping[str, Validator]
-
-
-class _Session:
-    """One attempt at each of some runs, together; some may need another one.
-
-        build all -> acquire all -> restore the newest good checkpoints -> begin
-        loop, every run's results written by its background thread, its lease renewed by another
-
-    A run that was rolled back is continued once the others have ended. When a call for several
-    models has failed, it is not known which are to blame, and the state of all is lost: all are
-    continued from their last checkpoints, one by one up to the step that failed, and together from
-    there on. That is done again only if it has left fewer of them.
     """
 
     def __init__(
@@ -113,13 +85,27 @@ class _Session:
         self._apart_until, self._part_below = 0, math.inf
         self._failures: dict[str, BaseException] = {}
 
-    def run(self, names: Sequence[str]) -> list[str]:
-        """Train these; the names of those that are to be continued by another attempt.
+    def train(self) -> None:
+        """Train all that are not at their end.
 
         Raises:
-            Interrupted: it was asked to stop.
-            PipefitError: it could not begin.
+            Interrupted: it was asked to stop and has checkpointed.
+            PipefitError: whatever was refused or failed; of several runs the others have ended
+                first.
         """
+        # Also refuses, before TensorFlow is paid for.
+        done = completed(self._store, [self._order_of(name) for name in self._runs])
+        left = [name for name, spec in self._runs.items() if spec.name not in done]
+        try:
+            while left:
+                left = self._attempt(left)
+        finally:
+            if self._shared is not None:
+                self._shared.close()
+        self._raise_failures()
+
+    def _attempt(self, names: Sequence[str]) -> list[str]:
+        """Train these; the names of those that are to be continued by another attempt."""
         self._threads = threads_of(self._store, [self._runs[name] for name in names])
         from pipefit import training
 
@@ -151,19 +137,14 @@ class _Session:
         self._note_failures(courses)
         return [name for name, attempt in self._attempts.items() if attempt.to_repeat]
 
-    def close(self) -> None:
-        """End the reading of data."""
-        if self._shared is not None:
-            self._shared.close()
-
-    def raise_failures(self) -> None:
+    def _raise_failures(self) -> None:
         """Raise why runs have failed, once all have ended."""
         if self._failures:
             from pipefit.training import joined
 
             raise joined(self._failures, len(self._runs))
 
-    def run_order(self, name: str, data_digest: str | None = None) -> RunOrder:
+    def _order_of(self, name: str, data_digest: str | None = None) -> RunOrder:
         """What identifies a run in the store."""
         spec = self._runs[name]
         details = {
@@ -172,18 +153,7 @@ class _Session:
             "devices": self._places.describe(name),
             "threads": self._threads,
         }
-        return RunOrder(
-            collection=spec.collection,
-            name=spec.name,
-            identity=spec.identity,
-            parts=spec.parts(),
-            spec=spec.to_json(),
-            steps=spec.train.steps,
-            allow_change=self._order.allow_change,
-            program=details,
-            stop_rules=spec.stop_rules(),
-            data_digest=data_digest,
-        )
+        return run_order(spec, self._order.allow_change, details, data_digest)
 
     def _build(self, name: str) -> None:
         one = build(
@@ -202,7 +172,7 @@ class _Session:
                 spec, feed = self._runs[name], self._built[name].trainer.feed
                 if feed not in digests:
                     digests[feed] = _digest(feed.source)
-                order = self.run_order(name, digests[feed])
+                order = self._order_of(name, digests[feed])
                 writer = self._store.acquire(order, this_process(), self._order.lease_seconds)
                 self._attempts[name] = Attempt(
                     spec,
