@@ -15,8 +15,10 @@ from __future__ import annotations
 from pipefit.store.base import Outputs, OutputsWriter, RunReader, RunWriter, Store, Values
 from pipefit.store.opening import open_store
 from pipefit.store.owner import this_process
+from pipefit.store.ownership import AttemptKey
 
 __all__ = [
+    "AttemptKey",
     "Outputs",
     "OutputsWriter",
     "RunReader",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pipefit.store.content import RunContent
+    from pipefit.store.ownership import AttemptKey
 
 
 class RunWriter(Protocol):
@@ -38,7 +39,8 @@ class RunWriter(Protocol):
     Threads: all methods may be called from several threads; `commit` calls must not overlap.
 
     Ownership: `fence` grows by one with every acquisition. A write by a handle whose fence is no
-    longer the run's raises `LeaseLost` and changes nothing that counts (see `pipefit.records`).
+    longer the run's, or whose attempt was taken up, raises `LeaseLost` and changes nothing that
+    counts (see `pipefit.records`).
 
     Commit: `commit` uploads the bytes under a fresh id, verifies length and sha256, writes the
     checkpoint's record and then does ONE conditional update of the run's document that checks the
@@ -302,6 +304,17 @@ class Store(Protocol):
             RunOwned: another owner holds the lease (the message says who and until when).
             IdentityMismatch: the run of this name is another experiment, or was trained on other
                 data; shows the difference.
+        """
+
+    def take_up(self, key: AttemptKey, owner: Owner, ttl: float) -> RunWriter:
+        """Go on with an attempt that was left without its end, with its fence, where it was.
+
+        What is written again replaces. Handles before this one are refused from now on. Of several
+        threads or processes that try it, one has the attempt.
+
+        Raises:
+            RunOwned: somebody has it, and may be alive.
+            LeaseLost: it is not the run's newest attempt, or has ended.
         """
 
     def rewind(self, collection: str, name: str, step: int) -> CheckpointInfo:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,11 +69,17 @@ def described_files(run: Mapping[str, Any]) -> dict[str, StoredFile]:
 
 
 class Notes:
-    """Numbers what an attempt adds to its run's history, so that nothing is added twice."""
+    """Numbers what an attempt adds to its run's history, so that nothing is added twice.
 
-    def __init__(self) -> None:
+    Args:
+        history: of the run, if another handle may have added to it.
+        fence: of the attempt.
+    """
+
+    def __init__(self, history: Iterable[Mapping[str, Any]] = (), fence: int = 0) -> None:
         self._lock = threading.Lock()
-        self._number = 0
+        mine = (entry.get("number", 0) for entry in history if entry.get("fence") == fence)
+        self._number = max(mine, default=0)
         self._pending: Document | None = None
 
     @contextmanager

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pipefit.store.base import RunWriter
     from pipefit.store.content import RunContent
     from pipefit.store.outputs import StoredOutputsWriter
+    from pipefit.store.ownership import AttemptKey
 
 _NAMES_COMPARED = 10_000
 
@@ -63,6 +64,10 @@ class GeneralStore(abc.ABC):
     @abc.abstractmethod
     def _acquire(self, order: RunOrder, owner: Owner, ttl: float) -> RunWriter:
         """See `acquire`; names and time have been checked."""
+
+    @abc.abstractmethod
+    def _take_up(self, key: AttemptKey, owner: Owner, ttl: float) -> RunWriter:
+        """See `take_up`; the run is there."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.describe()}>"
@@ -153,6 +158,19 @@ class GeneralStore(abc.ABC):
         if ttl <= 0:
             raise StoreError(f"ttl {ttl} of run {order.name!r}: a lease lasts more than 0 seconds")
         return self._acquire(order, owner, ttl)
+
+    def take_up(self, key: AttemptKey, owner: Owner, ttl: float) -> RunWriter:
+        """Go on with an attempt that was left without its end, in its own name.
+
+        Raises:
+            RunOwned: somebody has it, and may be alive.
+            LeaseLost: it is not the newest attempt of the run, or has ended, or it was another
+                process that had it.
+            IdentityMismatch: the run is another experiment by now.
+            NotFound: there is no such run.
+        """
+        _existing(self._backend(key.collection), key.name)
+        return self._take_up(key, owner, ttl)
 
     def rewind(self, collection: str, name: str, step: int) -> CheckpointInfo:
         """Make a committed checkpoint the newest of its run.

@@ -12,8 +12,8 @@ from typing import Any
 
 from pymongo.errors import DuplicateKeyError
 
-from pipefit.errors import LeaseLost, RunOwned, StoreError
-from pipefit.records import NOTHING, RunOrder, RunState
+from pipefit.errors import LeaseLost, NotFound, RunOwned, StoreError
+from pipefit.records import NOTHING, Owner, RunOrder, RunState
 from pipefit.store import documents
 from pipefit.store.backend import Document
 from pipefit.store.client import guarded
@@ -21,7 +21,16 @@ from pipefit.store.documents import plain
 from pipefit.store.identity import Change, accepted_changes, program_text
 from pipefit.store.layout import Layout, unless_owned
 from pipefit.store.owner import is_dead
-from pipefit.store.ownership import Claim, arriving_text, lost_text, owned_text
+from pipefit.store.ownership import (
+    AttemptKey,
+    Claim,
+    Holder,
+    arriving_text,
+    gone_text,
+    lost_text,
+    many_text,
+    owned_text,
+)
 
 # Every repetition means that another process took the run in between.
 _TRIES = 100
@@ -50,9 +59,7 @@ class Leases:
             if fence is not None:
                 self._record_attempt(claim, fence)
                 return fence
-        raise StoreError(
-            f"run {claim.order.name!r} changes its owner all the time: too many processes want it"
-        )
+        raise StoreError(many_text(claim.order.name))
 
     def _create(self, claim: Claim) -> int | None:
         """The fence of the new run; None if another process created it just now."""
@@ -99,6 +106,27 @@ class Leases:
         taken = self.layout.runs.update_one(condition, _taking(claim, changes, run))
         return fence + 1 if taken.matched_count else None
 
+    @guarded
+    def take_up(self, key: AttemptKey, owner: Owner, ttl: float, token: str) -> None:
+        """Hand the lease of an attempt that has not ended over, without a new fence.
+
+        Raises:
+            RunOwned, LeaseLost, IdentityMismatch, NotFound: as `Store.take_up` says.
+        """
+        for _ in range(_TRIES):
+            run = self.layout.find_run(key.name)
+            if run is None:
+                raise NotFound(gone_text(key))
+            if run["lease"] and run["lease"]["token"] == token:
+                return  # the answer was lost with the connection
+            key.check(run)
+            seen = {"fence": key.fence, "lease.token": run["lease"]["token"]}
+            condition = {"_id": key.name, **seen, **unless_owned(run)}
+            changes = {"lease": {"$mergeObjects": [_lease(owner, ttl, token)]}, "updated": "$$NOW"}
+            if self.layout.runs.update_one(condition, [{"$set": changes}]).matched_count:
+                return
+        raise StoreError(many_text(key.name))
+
     def _record_attempt(self, claim: Claim, fence: int) -> None:
         """Write the attempt's record and close those that ended without a word."""
         name = claim.order.name
@@ -131,13 +159,17 @@ class Leases:
 
     @guarded
     def update(
-        self, name: str, fence: int, ttl: float | None, changes: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        holder: Holder,
+        ttl: float | None,
+        changes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Change the run's document if `fence` still owns it, and prolong the lease.
+        """Change the run's document if the holder still owns it, and prolong the lease.
 
         Args:
             name: the run.
-            fence: the ownership.
+            holder: the ownership.
             ttl: seconds from now; None: give the lease back.
             changes: fields as aggregation expressions.
 
@@ -149,11 +181,10 @@ class Leases:
             values["lease"] = None
         else:
             values["lease.expires"] = _after(ttl)
-        done = self.layout.runs.update_one(
-            {"_id": name, "fence": fence, "lease.fence": fence}, [{"$set": values}]
-        )
+        mine = {"fence": holder.fence, "lease.fence": holder.fence, "lease.token": holder.token}
+        done = self.layout.runs.update_one({"_id": name, **mine}, [{"$set": values}])
         if not done.matched_count:
-            raise LeaseLost(lost_text(self.layout.find_run(name), name, fence))
+            raise LeaseLost(lost_text(self.layout.find_run(name), name, holder.fence))
 
     @guarded
     def change_attempt(self, name: str, fence: int, changes: Mapping[str, Any]) -> None:
@@ -177,13 +208,6 @@ def _taking(claim: Claim, changes: list[Change], run: Document | None) -> list[D
             "steps": order.steps,
         }
     )
-    lease = {
-        "fence": "$fence",
-        "token": claim.token,
-        "owner": owner,
-        "since": "$$NOW",
-        "expires": _after(claim.ttl),
-    }
     attempt = {
         "fence": "$fence",
         "owner": owner,
@@ -201,11 +225,21 @@ def _taking(claim: Claim, changes: list[Change], run: Document | None) -> list[D
         {
             "$set": {
                 **values,
-                "lease": {"$mergeObjects": [lease]},
+                "lease": {"$mergeObjects": [_lease(claim.owner, claim.ttl, claim.token)]},
                 "attempt": {"$mergeObjects": [attempt]},
             }
         },
     ]
+
+
+def _lease(owner: Owner, ttl: float, token: str) -> Document:
+    return {
+        "fence": "$fence",
+        "token": token,
+        "owner": {"$literal": documents.owner_document(owner)},
+        "since": "$$NOW",
+        "expires": _after(ttl),
+    }
 
 
 def literals(values: Mapping[str, Any]) -> Document:

@@ -11,7 +11,7 @@ from pipefit.store.client import Connection, guarded
 from pipefit.store.general import GeneralStore
 from pipefit.store.layout import Layout
 from pipefit.store.leases import Leases
-from pipefit.store.ownership import Claim
+from pipefit.store.ownership import AttemptKey, Claim, Holder
 from pipefit.store.schema import Schema
 from pipefit.store.writer import MongoRunWriter
 
@@ -61,5 +61,11 @@ class MongoStore(GeneralStore):
 
     def _acquire(self, order: RunOrder, owner: Owner, ttl: float) -> MongoRunWriter:
         leases = Leases(self._writable(order.collection))
-        fence = leases.acquire(Claim(order, owner, ttl, token=str(ObjectId())))
-        return MongoRunWriter(leases, order.name, fence, ttl)
+        claim = Claim(order, owner, ttl, token=str(ObjectId()))
+        holder = Holder(leases.acquire(claim), claim.token)
+        return MongoRunWriter(leases, order.name, holder, ttl)
+
+    def _take_up(self, key: AttemptKey, owner: Owner, ttl: float) -> MongoRunWriter:
+        leases, holder = Leases(self._writable(key.collection)), Holder(key.fence, str(ObjectId()))
+        leases.take_up(key, owner, ttl, holder.token)
+        return MongoRunWriter(leases, key.name, holder, ttl).go_on()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipefit import records
-from pipefit.errors import StoreError
+from pipefit.errors import IdentityMismatch, LeaseLost, RunOwned, StoreError
 from pipefit.records import NOTHING, Best, Line, LineEntry, Owner, RunOrder
 from pipefit.store import documents
 
@@ -25,6 +25,54 @@ class Claim:
     owner: Owner
     ttl: float
     token: str
+
+
+class Holder(NamedTuple):
+    """One handle on a run: of all that an attempt had, the last one to take the lease may write."""
+
+    fence: int
+    token: str
+
+
+@dataclass(frozen=True)
+class AttemptKey:
+    """An attempt, as it is known to whoever has something of it that is not stored yet.
+
+    Attributes:
+        identity: of the run, as the attempt has it.
+        owner: the process that began the attempt: no other one has this fence as well.
+    """
+
+    collection: str
+    name: str
+    identity: str
+    fence: int
+    owner: Owner
+
+    def check(self, run: Mapping[str, Any]) -> None:
+        """Raise unless the attempt is the newest one of its run, has not ended, and is nobody's.
+
+        Args:
+            run: the document of the run of this name, with the time.
+
+        Raises:
+            LeaseLost, IdentityMismatch, RunOwned: as `Store.take_up` says.
+        """
+        if run["identity"] != self.identity:
+            raise IdentityMismatch(
+                f"run {self.name!r} of collection {self.collection!r} is another experiment by "
+                f"now than the one of attempt {self.fence}, which was {self.owner}"
+            )
+        attempt = run["attempt"]
+        if run["fence"] == self.fence and Owner(**attempt["owner"]) != self.owner:
+            raise LeaseLost(
+                f"attempt {self.fence} of run {self.name!r} is {Owner(**attempt['owner'])} here, "
+                f"not {self.owner}: this is another database, or an older state of it"
+            )
+        if run["fence"] != self.fence or run["lease"] is None:
+            raise LeaseLost(lost_text(run, self.name, self.fence))
+        if documents.lease_of(run) is not None:
+            raise RunOwned(owned_text(run, self.collection))
 
 
 class Ownership:
@@ -46,6 +94,11 @@ class Ownership:
         self.line: Line = ()
         self.committed = NOTHING
         self.best: Best | None = None
+
+    def go_on(self, run: Mapping[str, Any]) -> None:
+        """Take over what the document says of this attempt, which another handle may have begun."""
+        if has_begun(run, self.fence):
+            self.continue_as(run, run["line"][-1][1])
 
     def continue_as(self, run: Mapping[str, Any], start: int) -> None:
         """Take over what the run's document says after this attempt has begun.
@@ -126,18 +179,34 @@ def lost_text(run: Mapping[str, Any] | None, name: str, fence: int) -> str:
     if run is None:
         return f"run {name!r} no longer exists: it was deleted while attempt {fence} trained it"
     if run["fence"] == fence:
+        if run["lease"] is not None:
+            taker = Owner(**run["lease"]["owner"])
+            return f"attempt {fence} of run {name!r} was taken up by {taker}: it writes the rest"
         return f"attempt {fence} of run {name!r} has ended: acquire the run again to go on"
     attempt = run["attempt"]
     if attempt["fence"] < run["fence"]:
         rewind = run["closed"][-1]
         return (
             f"attempt {fence} of run {name!r} no longer owns it: the run was rewound to step "
-            f"{rewind['start']} at {_clock(rewind['time'])}; this process stops"
+            f"{rewind['start']} at {_clock(rewind['time'])}"
         )
     return (
         f"attempt {fence} of run {name!r} no longer owns it: {Owner(**attempt['owner'])} took it "
-        f"over at {_clock(attempt['started'])} as attempt {run['fence']}; this process stops"
+        f"over at {_clock(attempt['started'])} as attempt {run['fence']}"
     )
+
+
+def gone_text(key: AttemptKey) -> str:
+    """Why an attempt cannot be taken up whose run is not there."""
+    return (
+        f"there is no run {key.name!r} in collection {key.collection!r}, of which attempt "
+        f"{key.fence} was {key.owner}: it was deleted, or this is another database"
+    )
+
+
+def many_text(name: str) -> str:
+    """The message for whoever has tried too often to become the owner."""
+    return f"run {name!r} changes its owner all the time: too many processes want it"
 
 
 def not_committed_text(name: str, start: int) -> str:

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pymongo import UpdateOne
 
@@ -26,13 +26,15 @@ from pipefit.store.backend import Document, Files, StoredFile
 from pipefit.store.client import guarded
 from pipefit.store.documents import CHECKPOINT, METRICS, VALIDATION
 from pipefit.store.leases import Leases, literals, noted
-from pipefit.store.ownership import Ownership, has_begun, not_committed_text
+from pipefit.store.ownership import Holder, Ownership, has_begun, not_committed_text
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pipefit.store.columns import Packed
 
+# More blocks of values than any handle writes.
+_FAR = 2**40
 _LOG_TAIL = 64_000  # characters kept of an attempt's log
 
 
@@ -47,18 +49,19 @@ class MongoRunWriter:
     Args:
         leases: of the run's collection.
         name: the run.
-        fence: this ownership.
+        holder: this ownership.
         ttl: seconds for which the lease is prolonged.
     """
 
-    def __init__(self, leases: Leases, name: str, fence: int, ttl: float) -> None:
+    def __init__(self, leases: Leases, name: str, holder: Holder, ttl: float) -> None:
         self.connection = leases.connection
-        self.fence = fence
+        self.fence = holder.fence
         self.ttl = ttl
         self._leases = leases
         self._layout = leases.layout
         self._name = name
-        self._own = Ownership(name, fence)
+        self._holder = holder
+        self._own = Ownership(name, holder.fence)
         self._closed: Document = {}
         self._written = itertools.count()
         self._notes = descriptions.Notes()
@@ -67,6 +70,16 @@ class MongoRunWriter:
 
     def __repr__(self) -> str:
         return f"<MongoRunWriter of {self._name!r}, attempt {self.fence}>"
+
+    def go_on(self) -> Self:
+        """Continue what another handle has begun of this attempt."""
+        run = self._run(light=False)
+        self._own.go_on(run)
+        self._closed = {"closed": run.get("closed", [])}
+        self._notes = descriptions.Notes(run["history"], self.fence)
+        # Nobody knows how far the other handle has counted; this goes on behind that.
+        self._written = itertools.count(_FAR)
+        return self
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """Committed checkpoints, newest step first."""
@@ -300,7 +313,7 @@ class MongoRunWriter:
             self._leases.change_attempt(self._name, self.fence, {**closed, **tail})
             in_run = {f"attempt.{key}": value for key, value in closed.items()}
             of_run = literals({**outcome, "ended": documents.ended_document(ended)})
-            self._leases.update(self._name, self.fence, None, {**in_run, **of_run})
+            self._leases.update(self._name, self._holder, None, {**in_run, **of_run})
         except LeaseLost:
             run = self._run()
             if run["fence"] != self.fence or run["attempt"]["ended"] is None:
@@ -313,7 +326,7 @@ class MongoRunWriter:
         return run
 
     def _update(self, changes: Mapping[str, Any] | None = None) -> None:
-        self._leases.update(self._name, self.fence, self.ttl, changes)
+        self._leases.update(self._name, self._holder, self.ttl, changes)
 
     def _record(self, kind: str, name: str, step: int, content: Mapping[str, Any]) -> Document:
         fence = self._own.fence_at(step)

@@ -17,6 +17,7 @@ pytest.register_assert_rewrite(
     "contract_results",
     "contract_rewind",
     "contract_stories",
+    "contract_taking_up",
     "contract_transfer",
     "contract_values",
 )

@@ -10,6 +10,7 @@ from contract_records import RecordsContract
 from contract_results import ResultsContract
 from contract_rewind import RewindContract
 from contract_stories import StoriesContract
+from contract_taking_up import TakingUpContract
 from contract_transfer import TransferContract
 from contract_values import ValuesContract
 
@@ -23,6 +24,7 @@ class StoreContract(
     ResultsContract,
     RewindContract,
     GarbageContract,
+    TakingUpContract,
     TransferContract,
 ):
     """All of it."""

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from pipefit.errors import LeaseLost, RunOwned, StoreError
-from pipefit.records import NOTHING, RunState
+from pipefit.errors import LeaseLost, NotFound, RunOwned, StoreError
+from pipefit.records import NOTHING, Owner, RunState
 from pipefit.store import documents
 from pipefit.store.backend import Document
 from pipefit.store.documents import plain
@@ -24,7 +24,15 @@ from pipefit.store.local.backend import LocalBackend
 from pipefit.store.local.disk import guarded
 from pipefit.store.local.runs import Draft, RunFiles, public
 from pipefit.store.local.versions import Overtaken, Version
-from pipefit.store.ownership import Claim, lost_text, owned_text
+from pipefit.store.ownership import (
+    AttemptKey,
+    Claim,
+    Holder,
+    gone_text,
+    lost_text,
+    many_text,
+    owned_text,
+)
 
 # Every repetition means that another process changed the run in between.
 _TRIES = 100
@@ -69,7 +77,26 @@ class LocalLeases:
                 fence = self._try(claim)
                 if fence is not None:
                     return fence
-        raise StoreError(f"run {self.name!r} changes its owner all the time: too many want it")
+        raise StoreError(many_text(self.name))
+
+    @guarded
+    def take_up(self, key: AttemptKey, owner: Owner, ttl: float, token: str) -> None:
+        """Hand the lease of an attempt that has not ended over, without a new fence.
+
+        Raises:
+            RunOwned, LeaseLost, IdentityMismatch, NotFound: as `Store.take_up` says.
+        """
+        for _ in range(_TRIES):
+            version = self.files.newest()
+            if version is None:
+                raise NotFound(gone_text(key))
+            with suppress(Overtaken, FileNotFoundError), Draft(self.files, version) as draft:
+                run = public(version, disk.now(self.files.place.document))
+                key.check(run)
+                draft.document["lease"] = _lease(key.fence, owner, ttl, token)
+                if draft.publish() is not None:
+                    return
+        raise StoreError(many_text(self.name))
 
     def _try(self, claim: Claim) -> int | None:
         version = self.files.newest()
@@ -100,14 +127,14 @@ class LocalLeases:
     @guarded
     def change(
         self,
-        fence: int,
+        holder: Holder,
         alter: Callable[[Draft, Version], None],
         undo: Callable[[], None] = nothing,
     ) -> Version:
-        """Change the run's document if `fence` still owns it, which prolongs the lease.
+        """Change the run's document if the holder still owns it, which prolongs the lease.
 
         Args:
-            fence: the ownership.
+            holder: the ownership.
             alter: makes the next version from the one that it is given; it may be called again.
             undo: is called if this raises, and the document was certainly not changed.
 
@@ -120,14 +147,14 @@ class LocalLeases:
         unclear = False
         try:
             for _ in range(_TRIES):
-                version = self.owned(fence)
+                version = self.owned(holder)
                 with Draft(self.files, version) as draft:
                     try:
                         alter(draft, version)
                         published = draft.publish()
                     except (FileNotFoundError, Overtaken):
                         # Removed by whoever changed the document since, or even owns the run now.
-                        if self.owned(fence).number == version.number:
+                        if self.owned(holder).number == version.number:
                             raise
                         continue
                     finally:
@@ -141,15 +168,16 @@ class LocalLeases:
             raise
 
     @guarded
-    def owned(self, fence: int) -> Version:
-        """The run's document. Raises `LeaseLost` if `fence` does not own the run."""
+    def owned(self, holder: Holder) -> Version:
+        """The run's document. Raises `LeaseLost` if the holder does not own the run."""
         version = self.files.newest()
         if version is None:
             self.backend.root.exists()  # or it is away
-            raise LeaseLost(lost_text(None, self.name, fence))
+            raise LeaseLost(lost_text(None, self.name, holder.fence))
         lease = version.document["lease"]
-        if version.document["fence"] != fence or lease is None or lease["fence"] != fence:
-            raise LeaseLost(lost_text(version.document, self.name, fence))
+        owner = (lease["fence"], lease["token"]) if lease else None
+        if version.document["fence"] != holder.fence or owner != holder:
+            raise LeaseLost(lost_text(version.document, self.name, holder.fence))
         return version
 
 
@@ -176,13 +204,6 @@ def _take(draft: Draft, claim: Claim) -> None:
     order, owner, now = claim.order, documents.owner_document(claim.owner), datetime.now(UTC)
     fence = draft.document["fence"] + 1
     draft.story.update(parts=json.dumps(plain(order.parts)), spec=order.spec)
-    lease = {
-        "fence": fence,
-        "token": claim.token,
-        "owner": owner,
-        "since": now,
-        "ttl": claim.ttl,
-    }
     attempt: Document = {
         "fence": fence,
         "owner": owner,
@@ -198,8 +219,18 @@ def _take(draft: Draft, claim: Claim) -> None:
         "identity": order.identity,
         "steps": order.steps,
         "fence": fence,
-        "lease": lease,
+        "lease": _lease(fence, claim.owner, claim.ttl, claim.token),
         "attempt": attempt,
+    }
+
+
+def _lease(fence: int, owner: Owner, ttl: float, token: str) -> Document:
+    return {
+        "fence": fence,
+        "token": token,
+        "owner": documents.owner_document(owner),
+        "since": datetime.now(UTC),
+        "ttl": ttl,
     }
 
 

@@ -18,7 +18,7 @@ from pipefit.store.local.disk import guarded
 from pipefit.store.local.leases import LocalLeases
 from pipefit.store.local.places import Root
 from pipefit.store.local.writer import LocalRunWriter
-from pipefit.store.ownership import Claim
+from pipefit.store.ownership import AttemptKey, Claim, Holder
 
 
 class LocalStore(GeneralStore):
@@ -64,5 +64,11 @@ class LocalStore(GeneralStore):
 
     def _acquire(self, order: RunOrder, owner: Owner, ttl: float) -> LocalRunWriter:
         leases = LocalLeases(self._writable(order.collection), order.name)
-        fence = leases.acquire(Claim(order, owner, ttl, disk.token()))
-        return LocalRunWriter(leases, fence, ttl)
+        claim = Claim(order, owner, ttl, disk.token())
+        return LocalRunWriter(leases, Holder(leases.acquire(claim), claim.token), ttl)
+
+    def _take_up(self, key: AttemptKey, owner: Owner, ttl: float) -> LocalRunWriter:
+        leases = LocalLeases(self._writable(key.collection), key.name)
+        holder = Holder(key.fence, disk.token())
+        leases.take_up(key, owner, ttl, holder.token)
+        return LocalRunWriter(leases, holder, ttl).go_on()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pipefit import records
 from pipefit.errors import LeaseLost, NotFound, StoreUnavailable
@@ -29,7 +29,7 @@ from pipefit.store.local.logs import LogWriter
 from pipefit.store.local.runs import Draft
 from pipefit.store.local.tidying import Leftovers, needed_logs
 from pipefit.store.local.versions import Version
-from pipefit.store.ownership import Ownership, has_begun, not_committed_text
+from pipefit.store.ownership import Holder, Ownership, has_begun, not_committed_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,19 +47,20 @@ class LocalRunWriter:
 
     Args:
         leases: of the run.
-        fence: this ownership.
+        holder: this ownership.
         ttl: seconds for which the lease is prolonged.
     """
 
-    def __init__(self, leases: LocalLeases, fence: int, ttl: float) -> None:
-        self.fence = fence
+    def __init__(self, leases: LocalLeases, holder: Holder, ttl: float) -> None:
+        self.fence = holder.fence
         self.ttl = ttl
         self._leases = leases
         self._files = leases.files
         self._name = leases.name
-        self._own = Ownership(leases.name, fence)
+        self._holder = holder
+        self._own = Ownership(leases.name, holder.fence)
         self._closed: Document = {}
-        self._logs = LogWriter(self._files.place.logs, fence)
+        self._logs = LogWriter(self._files.place.logs, holder.fence)
         self._notes = descriptions.Notes()
         # Two threads would only refuse each other.
         self._one_at_a_time = threading.Lock()
@@ -71,6 +72,14 @@ class LocalRunWriter:
     def shown(self) -> str:
         """The folder of the store, for people."""
         return self._leases.shown
+
+    def go_on(self) -> Self:
+        """Continue what another handle has begun of this attempt."""
+        version = self._leases.owned(self._holder)
+        self._own.go_on({**version.document, "_id": self._name})
+        self._closed = {"closed": version.document.get("closed", [])}
+        self._notes = descriptions.Notes(self._files.story(version)["history"], self.fence)
+        return self
 
     @guarded
     def checkpoints(self) -> list[CheckpointInfo]:
@@ -207,7 +216,7 @@ class LocalRunWriter:
             StoreError: `model` is not plain data, or too long for a document.
         """
         text = descriptions.model_text(model)
-        self._leases.owned(self.fence)
+        self._leases.owned(self._holder)
         folder = self._leases.backend.artifacts_of(self._name)
         files = descriptions.put_artifacts(folder, artifacts, self._name, self.fence)
         before: list[str] = []
@@ -241,12 +250,12 @@ class LocalRunWriter:
         """
         self._own.check_commit(step)
         origin = {"run": self._name, "step": step, "fence": self._own.fence_at(step)}
-        self._leases.owned(self.fence)  # before the bytes: it would be long and in vain
+        self._leases.owned(self._holder)  # before the bytes: it would be long and in vain
         folder = self._leases.backend.checkpoints_of(self._name)
         try:
             file = folder.put_tensors(tensors, f"{step}.safetensors", origin)
         except StoreUnavailable:
-            self._leases.owned(self.fence)  # a new owner has removed it
+            self._leases.owned(self._holder)  # a new owner has removed it
             raise
         return self._publish(step, file, kinds, best or self._own.best)
 
@@ -359,7 +368,7 @@ class LocalRunWriter:
         self, alter: Callable[[Draft, Version], Any], undo: Callable[[], None] = nothing
     ) -> Version:
         with self._one_at_a_time:
-            return self._leases.change(self.fence, alter, undo)
+            return self._leases.change(self._holder, alter, undo)
 
     def _record(self, kind: str, name: str, step: int, content: Mapping[str, Any]) -> Document:
         fence = self._own.fence_at(step)
