@@ -22,7 +22,6 @@ two cores; medians:
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -35,36 +34,22 @@ os.environ["PIPEFIT_HOME"] = tempfile.mkdtemp(prefix="pipefit-benchmark-")
 
 import keras
 import tensorflow as tf
+from measuring import ROOT, bare_batches, bare_model, digits_folder, print_speeds
 
-from pipefit import archives, read_spec
-from pipefit.data import digits
+from pipefit import read_spec
 from pipefit.execution import Order
 from pipefit.execution.reporter import Reporter
 from pipefit.execution.worker import perform, session
 from pipefit.execution.worker.attempt import Attempt
 from pipefit.store import server
 
-ROOT = Path(__file__).parent.parent
 CHUNK = 5_000
 
 
 def bare_loop(folder: Path) -> Callable[[int], Any]:
     """A loop as one would write it without Pipefit; call it with a number of steps."""
-    data = digits(folder, "train")
-    images, labels = data.fields["images"], data.fields["labels"]
-    inputs = keras.Input((8, 8, 1))
-    x = keras.layers.Flatten()(inputs)
-    for units in (128, 32):
-        x = keras.layers.Dense(units, activation="relu")(x)
-    model = keras.Model(inputs, keras.layers.Dense(10)(x))
-    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
-    optimizer.build(model.trainable_variables)
-    x_all, y_all = tf.constant(images), tf.constant(labels)
-    # Indices are shuffled and rows gathered per batch: faster than batching single examples.
-    dataset = tf.data.Dataset.range(len(labels)).shuffle(len(labels), seed=0).repeat()
-    dataset = dataset.batch(100, drop_remainder=True)
-    dataset = dataset.map(lambda i: (tf.gather(x_all, i), tf.gather(y_all, i)))
-    iterator = iter(dataset.prefetch(4))
+    model, optimizer = bare_model()
+    iterator = bare_batches(folder)
 
     @tf.function
     def run(steps: tf.Tensor) -> tf.Tensor:
@@ -103,7 +88,7 @@ class Measured(Attempt):
         ours = time.perf_counter() - self.since
         begin = time.perf_counter()
         self.bare(CHUNK)
-        self.rows.append((ours, time.perf_counter() - begin))
+        self.rows.append((time.perf_counter() - begin, ours))
         self.since = time.perf_counter()
 
 
@@ -112,9 +97,7 @@ def main(rounds: int) -> None:
     steps = (rounds + 1) * CHUNK
     changes = {"train.steps": steps, "save": {"validate_every": 0}}
     spec = read_spec(ROOT / "configs" / "digits_mlp.toml", changes)
-    archive = spec.archives["digits"]
-    archives.fetch(archive.url, archive.sha256, ROOT)
-    folder = archives.unpack(archive.sha256)
+    folder = digits_folder(spec)
     uri = server.ensure_running()
     try:
         order = Order("train", spec.to_json(), uri, {"digits": str(folder)})
@@ -126,17 +109,7 @@ def main(rounds: int) -> None:
         perform(order, Reporter(lambda _: None), lambda: None, lambda error: None)
     finally:
         server.stop()
-    counted = Measured.rows[1:]
-    ours = statistics.median(CHUNK / row[0] for row in counted)
-    bare = statistics.median(CHUNK / row[1] for row in counted)
-    ratios = sorted(row[1] / row[0] for row in counted)
-    print(f"bare loop          {bare:8,.0f} steps/s")
-    print(f"Pipefit            {ours:8,.0f} steps/s")
-    quarter = len(ratios) // 4
-    print(
-        f"ratio (median)     {statistics.median(ratios):8.2f}   "
-        f"quartiles {ratios[quarter]:.2f} to {ratios[-1 - quarter]:.2f}"
-    )
+    print_speeds(["bare loop", "Pipefit"], Measured.rows[1:], CHUNK)
 
 
 if __name__ == "__main__":

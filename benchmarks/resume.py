@@ -16,15 +16,16 @@ TensorFlow 2.21, Keras 3.15, Python 3.11; medians in ms, and of the ratio:
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 import sys
-import time
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
+from measuring import in_turn, spread
 
 from pipefit.data import Arrays
 from pipefit.spec import Spec
@@ -69,7 +70,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 }
 
 
-def seconds_to_continue(source: dict[str, Any], rounds: int) -> list[tuple[float, float]]:
+def seconds_to_continue(source: dict[str, Any], rounds: int) -> list[list[float]]:
     """Near and far, once per round."""
     spec = Spec.of_tables(
         {
@@ -83,30 +84,22 @@ def seconds_to_continue(source: dict[str, Any], rounds: int) -> list[tuple[float
     )
     trainer = Experiment(spec).trainer()
     state = {name: value.numpy() for name, value in trainer.snapshot().items()}
-    found = []
-    for _ in range(rounds + 1):
-        pair = []
-        for step in (0, FAR):
-            place = {STEP: np.array(step, np.int64), POSITION: np.array(100 * step, np.int64)}
-            begin = time.perf_counter()
-            trainer.restore({**state, **place})
-            trainer.run(1)
-            pair.append(time.perf_counter() - begin)
-        found.append((pair[0], pair[1]))
-    return found[1:]
+
+    def go_on(step: int) -> None:
+        place = {STEP: np.array(step, np.int64), POSITION: np.array(100 * step, np.int64)}
+        trainer.restore({**state, **place})
+        trainer.run(1)
+
+    return in_turn([functools.partial(go_on, 0), functools.partial(go_on, FAR)], rounds)
 
 
 def main(rounds: int) -> None:
     """Measure and print."""
     for name, source in SOURCES.items():
         pairs = seconds_to_continue(source, rounds)
-        near = statistics.median(pair[0] for pair in pairs)
-        far = statistics.median(pair[1] for pair in pairs)
-        ratio = statistics.median(pair[1] / pair[0] for pair in pairs)
-        print(
-            f"{name:8} at step 0 {near * 1e3:7.1f} ms, at step {FAR:,} {far * 1e3:7.1f} ms, "
-            f"ratio {ratio:.2f}"
-        )
+        near, far = (statistics.median(pair[i] for pair in pairs) * 1e3 for i in (0, 1))
+        print(f"{name:8} at step 0 {near:7.1f} ms, at step {FAR:,} {far:7.1f} ms")
+        print(f"{'':8} ratio {spread([pair[1] / pair[0] for pair in pairs])}")
 
 
 if __name__ == "__main__":

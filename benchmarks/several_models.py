@@ -17,14 +17,17 @@ TensorFlow 2.21, Keras 3.15, Python 3.11; medians:
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
+from measuring import in_turn, spread
 
 from pipefit.spec import Spec
 from pipefit.training import Experiment, Shared, Together, Trainer
@@ -73,33 +76,15 @@ def trainers(units: list[list[int]]) -> list[Trainer]:
 
 def main(rounds: int) -> None:
     """Measure and print."""
-    sides = []
+    sides: list[Callable[[], object]] = []
     for units in ([[128, 32]], [[128, 32], [256], [64, 64, 64], [32]]):
-        members = trainers(units)
-        sides.append((Together(), members))
-    seconds: list[list[float]] = []
-    reads = []
-    for _ in range(rounds + 1):
-        seconds.append([])
-        reads = []
-        for together, members in sides:
-            before, begin = Slow.reads, time.perf_counter()
-            together.run(members, STEPS)
-            seconds[-1].append(time.perf_counter() - begin)
-            reads.append(Slow.reads - before)
-    counted = seconds[1:]
-    print(
-        f"one model    {statistics.median(row[0] for row in counted) / STEPS * 1e3:6.2f} ms a step"
-    )
-    print(
-        f"four models  {statistics.median(row[1] for row in counted) / STEPS * 1e3:6.2f} ms a step"
-    )
-    ratios = sorted(row[1] / row[0] for row in counted)
-    quarter = len(ratios) // 4
-    print(
-        f"ratio        {statistics.median(ratios):6.2f}   quartiles {ratios[quarter]:.2f} to "
-        f"{ratios[-1 - quarter]:.2f}; batches read in the last round: {reads}"
-    )
+        sides.append(functools.partial(Together().run, trainers(units), STEPS))
+    rows = in_turn(sides, rounds)
+    for name, i in (("one model", 0), ("four models", 1)):
+        milliseconds = statistics.median(row[i] for row in rows) / STEPS * 1e3
+        print(f"{name:12}{milliseconds:6.2f} ms a step")
+    print(f"{'ratio':12}{spread([row[1] / row[0] for row in rows])}")
+    print(f"{Slow.reads} batches read, {2 * (rounds + 1) * STEPS} steps")
 
 
 if __name__ == "__main__":

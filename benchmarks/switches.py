@@ -31,13 +31,12 @@ import sys
 import tempfile
 import time
 import tomllib
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("PIPEFIT_HOME", tempfile.mkdtemp(prefix="pipefit-benchmark-"))
 
-ROOT = Path(__file__).parent.parent
+from measuring import ROOT, digits_folder, spread
 
 #: Steps of a block and the model, by name.
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -62,7 +61,6 @@ def rows(units: int, outputs: int) -> Any:
 
 def child(name: str, deterministic: bool, jit_compile: bool) -> None:
     """One setting: trains a block for every line of input and prints its seconds."""
-    from pipefit import archives
     from pipefit.spec import Spec
     from pipefit.training import Experiment, Replicas
 
@@ -71,10 +69,7 @@ def child(name: str, deterministic: bool, jit_compile: bool) -> None:
     tables["model"] = {**model, "outputs": 10}
     tables["train"] |= {"deterministic": deterministic, "jit_compile": jit_compile}
     spec = Spec.of_tables(tables)
-    archive = spec.archives["digits"]
-    archives.fetch(archive.url, archive.sha256, ROOT)
-    folder = archives.unpack(archive.sha256)
-    trainer = Experiment(spec, {"digits": str(folder)}, Replicas()).trainer()
+    trainer = Experiment(spec, {"digits": str(digits_folder(spec))}, Replicas()).trainer()
     for _ in sys.stdin:
         begin = time.perf_counter()
         try:
@@ -128,14 +123,9 @@ def main(rounds: int) -> None:
             if isinstance(seconds, str):
                 print(f"{what}  {seconds}")
                 continue
-            ratios = sorted(b / s for b, s in zip(base, seconds, strict=True))
-            quarter = len(ratios) // 4
-            print(
-                f"{what}  {statistics.median(steps / s for s in seconds):8,.0f} steps/s"
-                f"  ratio {statistics.median(ratios):.2f}"
-                f" ({ratios[quarter]:.2f} to {ratios[-1 - quarter]:.2f})",
-                flush=True,
-            )
+            speed = statistics.median(steps / s for s in seconds)
+            ratios = [b / s for b, s in zip(base, seconds, strict=True)]
+            print(f"{what}  {speed:8,.0f} steps/s  ratio {spread(ratios)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,8 @@ TensorFlow 2.21, Keras 3.15, Python 3.11; medians:
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,35 +29,20 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("PIPEFIT_HOME", tempfile.mkdtemp(prefix="pipefit-benchmark-"))
 
-import keras
 import tensorflow as tf
+from measuring import ROOT, bare_batches, bare_model, digits_folder, in_turn, print_speeds
 
-from pipefit import archives, read_spec
-from pipefit.data import digits
+from pipefit import read_spec
 from pipefit.training import Experiment, Replicas
 
-ROOT = Path(__file__).parent.parent
 STEPS = 1_000
 
 
 def bare_loop(folder: Path, strategy: tf.distribute.Strategy) -> Callable[[], Any]:
     """A loop as one would write it without Pipefit."""
-    data = digits(folder, "train")
     with strategy.scope():
-        inputs = keras.Input((8, 8, 1))
-        x = keras.layers.Flatten()(inputs)
-        for units in (128, 32):
-            x = keras.layers.Dense(units, activation="relu")(x)
-        model = keras.Model(inputs, keras.layers.Dense(10)(x))
-        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
-        optimizer.build(model.trainable_variables)
-    x_all, y_all = tf.constant(data.fields["images"]), tf.constant(data.fields["labels"])
-    dataset = tf.data.Dataset.range(len(data)).shuffle(len(data), seed=0).repeat()
-    dataset = dataset.batch(100, drop_remainder=True)
-    dataset = dataset.map(lambda i: (tf.gather(x_all, i), tf.gather(y_all, i)))
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    iterator = iter(dataset.prefetch(4).with_options(options))
+        model, optimizer = bare_model()
+    iterator = bare_batches(folder)
 
     def replica_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -90,30 +73,13 @@ def bare_loop(folder: Path, strategy: tf.distribute.Strategy) -> Callable[[], An
 def main(rounds: int) -> None:
     """Measure and print."""
     spec = read_spec(ROOT / "configs" / "digits_mlp.toml")
-    archive = spec.archives["digits"]
-    archives.fetch(archive.url, archive.sha256, ROOT)
-    folder = archives.unpack(archive.sha256)
+    folder = digits_folder(spec)
     trainer = Experiment(spec, {"digits": str(folder)}, Replicas(count=2)).trainer()
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
     )
-    sides = [lambda: trainer.run(STEPS), bare_loop(folder, strategy)]
-    seconds: list[list[float]] = []
-    for _ in range(rounds + 1):
-        seconds.append([])
-        for side in sides:
-            begin = time.perf_counter()
-            side()
-            seconds[-1].append(time.perf_counter() - begin)
-    counted = seconds[1:]
-    print(f"bare loop  {statistics.median(STEPS / row[1] for row in counted):8,.0f} steps/s")
-    print(f"Pipefit    {statistics.median(STEPS / row[0] for row in counted):8,.0f} steps/s")
-    ratios = sorted(row[1] / row[0] for row in counted)
-    quarter = len(ratios) // 4
-    print(
-        f"ratio      {statistics.median(ratios):8.2f}   quartiles {ratios[quarter]:.2f} to "
-        f"{ratios[-1 - quarter]:.2f}"
-    )
+    rows = in_turn([bare_loop(folder, strategy), lambda: trainer.run(STEPS)], rounds)
+    print_speeds(["bare loop", "Pipefit"], rows, STEPS)
 
 
 if __name__ == "__main__":
