@@ -34,7 +34,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except PipefitError as error:
-            click.echo(f"pipefit: error: {error}", err=True)
+            click.echo(f"pipefit: error: {without_passwords(str(error))}", err=True)
             ctx.exit(1)
 
 
@@ -312,6 +312,8 @@ def _experiment_file(run: RunReader) -> str:
             err=True,
         )
     told = f"# The run {run.name} of the collection {run.collection}, as it was resolved."
+    for place in spec.left_out():
+        told += f"\n# {place} had a password, which is not kept: *** is in its place."
     return f"{told}\n\n{spec.to_toml()}"
 
 

@@ -64,7 +64,7 @@ class WorkerTask(ExperimentTask):
             **details: the kind of the order, and what belongs to it.
         """
         return Order(
-            spec=spec.to_json(),
+            spec=spec.to_json(secrets=True),
             uri=uri,
             folders={name: task.output().path for name, task in self.unpacked().items()},
             import_paths=tuple(self.spec.import_paths()),

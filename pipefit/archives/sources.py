@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pipefit.errors import ArchiveError
+from pipefit.errors import ArchiveError, hide_in_addresses
 
 _CHUNK = 2**20
 
@@ -55,7 +55,13 @@ def locate(url: str, base: Path | None = None) -> Source:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ArchiveError(f"archive url {url!r} is not a valid address: {error}") from error
+        shown = hide_in_addresses(url)
+        raise ArchiveError(f"archive url {shown!r} is not a valid address: {error}") from error
+    if parts.password == "***" or "=***" in parts.query:
+        raise ArchiveError(
+            f"archive url {url!r} has *** where a password was, as it was kept with a run: put the "
+            "password back"
+        )
     if parts.scheme == "file":
         return _LocalFile(_path_of(url, parts))
     return _Http(url, parts) if parts.scheme in ("http", "https") else _Fsspec(url, parts)
@@ -183,7 +189,7 @@ def _path_of(url: str, parts: SplitResult) -> Path:
     path = Path(unquote(parts.path))
     if parts.netloc not in ("", "localhost"):
         raise ArchiveError(
-            f"archive url = {url!r} names the host {parts.netloc!r}; write file:///folder/file "
-            "with three slashes, or a path"
+            f"archive url = {hide_in_addresses(url)!r} names the host {parts.hostname!r}; write "
+            "file:///folder/file with three slashes, or a path"
         )
     return _existing(str(path), None)

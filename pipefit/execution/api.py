@@ -50,7 +50,7 @@ def fit(
     uri = settings.mongo_uri() if uri is None else uri
     order = Order(
         kind="train",
-        spec=spec.to_json(),
+        spec=spec.to_json(secrets=True),
         uri=uri,
         folders=bring_archives(spec),
         import_paths=tuple(spec.import_paths()),

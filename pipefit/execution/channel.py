@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 import time
+from typing import TextIO
 
-from pipefit.errors import EXIT_INTERRUPTED
+from pipefit.errors import EXIT_INTERRUPTED, without_passwords
 from pipefit.execution.order import Event, Order
 
 #: How long a worker whose giver is gone may take to checkpoint and end, seconds; nobody else is
@@ -29,7 +30,8 @@ class Channel:
     """Takes over standard input and output: one order in, then requests to stop; events out.
 
     Both are moved out of the way of all other code: what Python code prints becomes log lines,
-    what native code prints goes where its errors go, and nobody reads the requests as input.
+    what native code prints goes where its errors go, and nobody reads the requests as input. What
+    Python code writes to standard error goes there without the passwords that are known.
 
     Attributes:
         printed: what replaced standard output.
@@ -47,6 +49,7 @@ class Channel:
         os.close(nothing)
         os.dup2(2, 1)
         self.printed = sys.stdout = Printed(logger)
+        sys.stderr = WithoutPasswords(sys.stderr)
 
     def order(self) -> Order:
         """Wait for the order, which whoever has started this process writes at once, or ends."""
@@ -146,3 +149,42 @@ class Printed(io.TextIOBase):
         shown = line.rstrip().rpartition("\r")[2]
         if shown:
             self._logger.info("%s", shown)
+
+
+class WithoutPasswords(io.TextIOBase):
+    """Takes what is written to a text file and hands it on line by line, without passwords.
+
+    Args:
+        file: receives the lines.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._begun = threading.local()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the file."""
+        return self._file.encoding
+
+    def fileno(self) -> int:
+        """Of the file: native code and other processes write there by themselves."""
+        return self._file.fileno()
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Hand on the lines that are complete: a password may come in several pieces."""
+        whole, end, rest = (getattr(self._begun, "line", "") + text).rpartition("\n")
+        self._begun.line = rest
+        if end:
+            self._file.write(without_passwords(whole + end))
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand on also what this thread has begun."""
+        self._file.write(without_passwords(getattr(self._begun, "line", "")))
+        self._begun.line = ""
+        self._file.flush()

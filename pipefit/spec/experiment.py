@@ -18,6 +18,7 @@ from pipefit.spec.identity import canonical, digest, parts
 from pipefit.spec.problems import described, ready_made, report
 from pipefit.spec.rules import broken_rules
 from pipefit.spec.runs import single_tables
+from pipefit.spec.secrets import hidden, left_out
 from pipefit.spec.sections import (
     Archive,
     Data,
@@ -182,8 +183,8 @@ class Spec(Table):
         """What decides the numbers: by dotted key a plain value, as JSON can hold it.
 
         Names, steps, [save], [validation], devices, what only records or ends a run, and where
-        archives come from are not among them. What is absent is left out, so that keys of later
-        versions change no identity.
+        archives come from are not among them, nor are the passwords of addresses. What is absent
+        is left out, so that keys of later versions change no identity.
         """
         return parts(self)
 
@@ -197,9 +198,14 @@ class Spec(Table):
 
     # ---- text ----
 
-    def to_json(self) -> str:
-        """The whole experiment, defaults included, without loss; see `from_json`."""
-        return json.dumps(to_json_value(self.table()), allow_nan=False)
+    def to_json(self, *, secrets: bool = False) -> str:
+        """The whole experiment, defaults included; see `from_json`.
+
+        Args:
+            secrets: whether the passwords of addresses are in it; else they are ***.
+        """
+        table = self.table()
+        return json.dumps(to_json_value(table if secrets else hidden(table)), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str, origin: Path | None = None) -> Spec:
@@ -208,13 +214,17 @@ class Spec(Table):
         Raises:
             SpecError: if it is not an experiment.
         """
+        return cls.of_tables(cls._tables_of(text), origin)
+
+    @staticmethod
+    def _tables_of(text: str) -> dict[str, Any]:
         try:
             tables = from_json_value(json.loads(text))
         except ValueError as error:
             raise SpecError(f"{show(text)}: is no experiment written as JSON: {error}") from error
         if not isinstance(tables, dict):
             raise SpecError(f"{show(text)}: is no experiment written as JSON")
-        return cls.of_tables(tables, origin)
+        return tables
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Spec:
@@ -228,8 +238,16 @@ class Spec(Table):
         Raises:
             SpecError: if it is not an experiment, or not one of this version.
         """
-        return cls.from_json(json.dumps(document["spec"]))
+        # Earlier versions stored passwords, too.
+        return cls.of_tables(hidden(cls._tables_of(json.dumps(document["spec"]))))
+
+    def left_out(self) -> list[str]:
+        """The dotted places that have *** in the place of a secret."""
+        return list(left_out(self.table()))
 
     def to_toml(self) -> str:
-        """An experiment file that reads back to an equal spec, defaults included."""
-        return tomli_w.dumps(self.table())
+        """An experiment file that reads back to an equal spec, defaults included.
+
+        But for the passwords of addresses: there is *** in their place.
+        """
+        return tomli_w.dumps(hidden(self.table()))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipefit.refs import dotted
+from pipefit.spec.secrets import hidden
 from pipefit.spec.sections import Train
 from pipefit.spec.sections.sources import with_archives
 from pipefit.spec.values import to_json_value
@@ -35,7 +36,8 @@ def parts(spec: Spec) -> dict[str, Any]:
             for key, value in parts(run).items()
         }
     later = {"experiment": spec.experiment} if spec.experiment else {}
-    return {"seed": spec.seed, **later, **_flat(_sections(spec)), **_of_training(spec.train)}
+    sections = hidden(_sections(spec))
+    return {"seed": spec.seed, **later, **_flat(sections), **_of_training(spec.train)}
 
 
 def _sections(spec: Spec) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def _without_no_groups(optimizer: dict[str, Any]) -> dict[str, Any]:
 def _of_training(train: Train) -> dict[str, Any]:
     table, usual = train.table(), Train.model_fields
     counting = {key: table[key] for key in _LATER if table.get(key) != usual[key].default}
-    return _flat({"accumulate": train.accumulate, **counting}, "train")
+    return _flat(hidden({"accumulate": train.accumulate, **counting}), "train")
 
 
 def _flat(tables: Mapping[str, Any], place: str = "") -> dict[str, Any]:

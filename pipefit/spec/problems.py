@@ -9,7 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from pipefit.errors import without_passwords
 from pipefit.refs import dotted, nearest, show, unknown
+from pipefit.spec.secrets import hidden
 from pipefit.spec.sections import TAGS
 from pipefit.spec.tables import UnknownKey
 
@@ -41,7 +43,7 @@ def ready_made(lines: Sequence[str]) -> PydanticCustomError:
 
 def report(lines: Sequence[str], origin: Path | None) -> str:
     """The message of a SpecError: the file before the first problem, the others below."""
-    return f"{origin}: " * (origin is not None) + "\n".join(lines)
+    return without_passwords(f"{origin}: " * (origin is not None) + "\n".join(lines))
 
 
 def described(error: ValidationError) -> list[str]:
@@ -60,10 +62,11 @@ def _lines(detail: ErrorDetails) -> list[str]:
         return [f"{place}: is required{_meant(place, value)}"]
     if isinstance(value, UnknownKey):
         key = str(detail["loc"][-1])
-        return [f"{place} = {show(value.value)}: {unknown('unknown key', key, value.allowed)}"]
+        shown = show(hidden({key: value.value})[key])
+        return [f"{place} = {shown}: {unknown('unknown key', key, value.allowed)}"]
     template = _TEXTS.get(detail["type"])
     text = template.format(**context) if template else detail["msg"]
-    return [f"{place} = {show(value)}: {text}"]
+    return [f"{place} = {show(hidden(value))}: {text}"]
 
 
 def _place(loc: Sequence[int | str]) -> str:

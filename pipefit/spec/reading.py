@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipefit.errors import SpecError
+from pipefit.errors import SpecError, hide_in_addresses
 from pipefit.refs import dotted, show
 from pipefit.spec.experiment import Spec
 
@@ -107,6 +107,11 @@ def parse_set(text: str) -> dict[str, Any]:
     Raises:
         SpecError: naming the word that is wrong.
     """
+    if (shown := hide_in_addresses(text)) != text:
+        raise SpecError(
+            f"--set {shown!r}: has a password, and everybody on this machine can see what is "
+            "typed: write the address into the experiment file"
+        )
     try:
         words = shlex.split(text)
     except ValueError as error:

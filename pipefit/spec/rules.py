@@ -9,6 +9,7 @@ from pipefit.errors import SpecError
 from pipefit.records import TIMING, check_run_name
 from pipefit.refs import dotted, parse, show, unknown
 from pipefit.spec.runs import run_name
+from pipefit.spec.secrets import told
 from pipefit.spec.sections import Data, MetricRule, Train, ValidationSet
 from pipefit.spec.tables import Builder, Table
 
@@ -27,6 +28,7 @@ def broken_rules(spec: Spec) -> list[str]:
         *_uneven_slices(spec),
         *_without_effect(spec),
         *_bad_nested_builders(spec),
+        *_secrets(spec),
     ]
 
 
@@ -191,3 +193,12 @@ def _bad_nested_builders(spec: Spec) -> Iterator[str]:
             parse(call.builder)
         except SpecError as error:
             yield f"{place}.builder = {error}"
+
+
+def _secrets(spec: Spec) -> Iterator[str]:
+    for place in told(spec.table()):
+        yield (
+            f"{place}: a password, token or key is no part of an experiment, which is stored and "
+            "shown: let the builder read it from an environment variable, such as "
+            'os.environ["..."], and leave it out here'
+        )

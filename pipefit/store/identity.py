@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipefit.errors import IdentityMismatch
+from pipefit.errors import IdentityMismatch, hide_in_addresses, is_secret_key
 from pipefit.records import RunOrder
 from pipefit.store.documents import plain
 
@@ -28,6 +28,8 @@ class Change:
     new: str
 
     def __str__(self) -> str:
+        if is_secret_key(self.key.rpartition(".")[2]):  # as earlier versions have stored
+            return f"{self.key}: *** -> ***"
         return f"{self.key}: {_short(self.old)} -> {_short(self.new)}"
 
     def allowed_by(self, keys: Sequence[str]) -> bool:
@@ -102,4 +104,5 @@ def _texts(parts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _short(text: str) -> str:
+    text = hide_in_addresses(text)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipefit import settings
+from pipefit.errors import keep_secret
 
 if TYPE_CHECKING:
     from pipefit.store.base import Store
@@ -34,6 +35,7 @@ def open_store(uri: str | None = None, *, cache: bool = True) -> Store:
         from pipefit.store import server
 
         address = server.ensure_running()
+    keep_secret(address)
     # The driver is loaded by those who need it.
     from pipefit.store.cache import configured
     from pipefit.store.mongo import MongoStore

@@ -4,10 +4,14 @@ A job runs as a user of its own, with a password that is found in no other way, 
 collected that somebody else could see or keep; then the user is dropped in the middle of a run.
 """
 
+import base64
+import http.server
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,7 +19,7 @@ import psutil
 import pymongo
 import pytest
 
-from tests.pipelines.conftest import worker_of
+from tests.pipelines.conftest import ROOT, worker_of
 from tests.pipelines.test_scheduler import STEPS, Scheduler
 
 PASSWORD = "xyzzy/p@ss:w%rd?" + os.urandom(4).hex()
@@ -75,15 +79,59 @@ def pages(scheduler):
     return json.dumps(found)
 
 
+TALKATIVE = """
+import os, sys
+def net(units, outputs):
+    from pipefit.training.models import mlp
+    print("my database:", os.environ["PIPEFIT_MONGO_URI"])
+    print("my complaint:", os.environ["PIPEFIT_MONGO_URI"], file=sys.stderr)
+    return mlp(units=units, outputs=outputs)
+"""
+
+
+class Guarded(http.server.BaseHTTPRequestHandler):
+    """Gives the data to whoever knows the password."""
+
+    def do_GET(self):
+        known = base64.b64encode(f"zork:{PASSWORD}".encode()).decode()
+        allowed = self.headers.get("Authorization") == f"Basic {known}"
+        self.send_response(200 if allowed else 401)
+        self.end_headers()
+        if allowed:
+            self.wfile.write((ROOT / "configs/archives/optdigits.tar.gz").read_bytes())
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def talkative(tmp_path):
+    """An experiment with a password in the address of its data, and code that prints another."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        url = f"http://zork:{quote(PASSWORD, safe='')}@127.0.0.1:{port}/optdigits.tar.gz"
+        text = (ROOT / "configs/digits_mlp.toml").read_text()
+        text = text.replace("configs/archives/optdigits.tar.gz", url)
+        text = text.replace("pipefit.training.models:mlp", "talkative:net")
+        folder = tmp_path / "mine"
+        folder.mkdir()
+        (folder / "talkative.py").write_text(TALKATIVE)
+        (folder / "mine.toml").write_text(text)
+        yield str(folder / "mine.toml")
+        server.shutdown()
+        shutil.rmtree(folder)
+
+
 def test_it_is_nowhere_while_a_run_lives_and_when_it_fails(
-    user, job, environment, tmp_path, monkeypatch
+    user, job, environment, tmp_path, talkative
 ):
     database, uri = user
     environment["PIPEFIT_MONGO_URI"] = uri
     scheduler = Scheduler(tmp_path)
     try:
         scheduler.wait_until_ready()
-        made = job(name="night", **STEPS)
+        made = job(talkative, name="night", **STEPS)
         made.environment = environment
         words = ("--scheduler-host", "127.0.0.1", "--scheduler-port", str(scheduler.port))
         process = made.start("TrainAndValidate", *words)
@@ -92,6 +140,17 @@ def test_it_is_nowhere_while_a_run_lives_and_when_it_fails(
         assert str(worker_of(process).cmdline()[-1]) in shown and "night" in shown
         live = pages(scheduler)
         assert "night" in live
+        told = [
+            subprocess.run(
+                [*PIPEFIT, "show", "night", *words],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for words in ([], ["--toml"])
+        ]
+        assert "# archives.digits.url had a password, which is not kept" in told[1]
         database.command({"dropAllUsersFromDatabase": 1})
         output, _ = process.communicate(timeout=120)
         failed = pages(scheduler)
@@ -103,11 +162,15 @@ def test_it_is_nowhere_while_a_run_lives_and_when_it_fails(
     assert "refuses access" in failed
     stored = documents(database)
     assert "night" in stored and "TrainAndValidate" in stored
+    assert "http://zork:***@" in stored and "my database: mongodb://zork:***@" in output
+    Path(talkative).unlink()  # the one place where it is
     home = files(environment["PIPEFIT_HOME"])
     kept = files(tmp_path)
+    assert "my complaint: mongodb://zork:***@" in home
     assert_no_secret(
         processes=shown, page=live, later=failed, output=output, stored=stored, home=home, log=kept
     )
+    assert_no_secret(show=told[0], toml=told[1])
 
 
 @pytest.mark.parametrize("how", ["works", "wrong", "away", "not trusted"])
