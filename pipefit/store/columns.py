@@ -185,6 +185,13 @@ def _refused(name: str, what: str) -> str:
     )
 
 
+def step_width(entry: Mapping[str, Any]) -> int | None:
+    """Bytes of one step of a packed column; None for texts, of which each step has its own."""
+    if entry["dtype"] in ("str", "bytes"):
+        return None
+    return np.dtype(entry["dtype"]).itemsize * math.prod(entry.get("shape", ()))
+
+
 def unpacked(entry: Mapping[str, Any], data: bytes | bytearray, steps: int) -> np.ndarray:
     """The values of a packed column, shape [steps, ...]; numbers may be read only.
 

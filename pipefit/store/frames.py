@@ -10,7 +10,7 @@ import numpy as np
 
 from pipefit import records
 from pipefit.records import CheckpointInfo, Validation
-from pipefit.store.columns import unpacked
+from pipefit.store.columns import step_width, unpacked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,11 +88,11 @@ def metrics_frame(
         name: pd.Series(values, index, dtype=values.dtype, copy=False)
         for name, values in _columns(rows, places).items()
     }
-    return pd.DataFrame(columns, index=index)
+    return pd.DataFrame(columns, index=index, copy=False)
 
 
 def _columns(rows: Sequence[Rows], places: np.ndarray) -> dict[str, np.ndarray]:
-    parts: dict[str, list[tuple[int, np.ndarray]]] = {}
+    parts: dict[str, list[_Part]] = {}
     large = set()
     length = 0
     for piece in rows:
@@ -100,16 +100,59 @@ def _columns(rows: Sequence[Rows], places: np.ndarray) -> dict[str, np.ndarray]:
             if "file" in entry:
                 large.add(entry["name"])
                 continue
-            values = unpacked(entry, entry["data"], piece.record["steps"])
-            part = values[piece.skip : piece.skip + piece.count]
-            parts.setdefault(entry["name"], []).append((length, part))
+            found = parts.setdefault(entry["name"], [])
+            if not (found and found[-1].goes_on(entry, length)):
+                found.append(_Part(entry, length))
+            found[-1].add(entry["data"], piece)
         length += piece.count
     tangled = not np.array_equal(places, np.arange(length))
     columns = {}
     for name in [name for name in parts if name not in large]:
-        whole = _whole(parts[name], length)
+        whole = _whole([(part.at, part.values()) for part in parts[name]], length)
         columns[name] = whole[places] if tangled else whole
     return columns
+
+
+class _Part:
+    """What records that follow each other have of one column.
+
+    The bytes of many small records become one array together: an array of each of them would take
+    longer than all the rest.
+
+    Args:
+        entry: what the first record says about the column.
+        at: its place among all rows.
+    """
+
+    def __init__(self, entry: Mapping[str, Any], at: int) -> None:
+        self.at = self._end = at
+        self._entry = entry
+        self._kind = (entry["dtype"], entry.get("shape"))
+        self._width = step_width(entry)
+        self._data: list[bytes] = []
+        self._rows = slice(None)
+
+    def goes_on(self, entry: Mapping[str, Any], at: int) -> bool:
+        """Whether what another record says about the column may be added to this."""
+        follows = at == self._end and self._width is not None
+        return follows and (entry["dtype"], entry.get("shape")) == self._kind
+
+    def add(self, data: bytes, piece: Rows) -> None:
+        """Add the rows of a record that count."""
+        steps, width = piece.record["steps"], self._width
+        begin, end = piece.skip, piece.skip + piece.count
+        if width is None:
+            self._rows = slice(begin, end)
+        elif len(data) != steps * width:
+            raise ValueError(f"a column of {steps} steps has {len(data)} bytes, not {width} each")
+        elif piece.count != steps:
+            data = data[begin * width : end * width]
+        self._data.append(data)
+        self._end += piece.count if width is not None else steps
+
+    def values(self) -> np.ndarray:
+        """The values, shape [steps, ...]."""
+        return unpacked(self._entry, b"".join(self._data), self._end - self.at)[self._rows]
 
 
 def _whole(parts: Sequence[tuple[int, np.ndarray]], length: int) -> np.ndarray:

@@ -56,7 +56,11 @@ def _lowered(value: Any) -> Any:
 
 
 def _raised(value: dict[str, Any]) -> Any:
-    if not any(key[:1] == "$" for key in value):
+    # No generator: every object of every record that is read comes by here.
+    for key in value:
+        if key[:1] == "$":
+            break
+    else:
         return value
     if _NUMBER in value:
         return float(value[_NUMBER])

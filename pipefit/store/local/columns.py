@@ -49,23 +49,41 @@ def with_values(record: Document, file: BinaryIO, begin: int) -> Document:
     """
     for field in FIELDS:
         if field in record:
-            record[field] = [_with_value(entry, file, begin) for entry in record[field]]
+            _add_values(record[field], file, begin)
     return record
 
 
-def _with_value(entry: Document, file: BinaryIO, begin: int) -> Document:
-    if "at" not in entry:  # what outputs say about theirs
-        return entry
-    if "sha256" in entry:
-        return {**entry, "file": file.name}
-    file.seek(begin + entry["at"])
-    return {**entry, "data": _checked(entry, file.read(entry["size"]))}
+def _add_values(entries: Iterable[Document], file: BinaryIO, begin: int) -> None:
+    small = [entry for entry in entries if "crc" in entry]
+    for entry in entries:
+        if "sha256" in entry and "at" in entry:  # else what outputs say about theirs
+            entry["file"] = file.name
+    # All at once, or every small column of every small record would be read for itself.
+    start = min((entry["at"] for entry in small), default=0)
+    end = max((entry["at"] + entry["size"] for entry in small), default=0)
+    together = end - start == sum(entry["size"] for entry in small)
+    data = _read(file, begin + start, end - start) if small and together else b""
+    for entry in small:
+        at, size = entry["at"] - start, entry["size"]
+        value = data[at : at + size] if together else _read(file, begin + entry["at"], size)
+        if len(value) != size or zlib.crc32(value) != entry["crc"]:
+            raise _changed(entry)
+        entry["data"] = value
+
+
+def _read(file: BinaryIO, at: int, size: int) -> bytes:
+    file.seek(at)
+    return file.read(size)
+
+
+def _changed(entry: Mapping[str, Any]) -> ValueError:
+    return ValueError(f"the bytes of column {entry['name']!r} are not those it had")
 
 
 def _checked(entry: Mapping[str, Any], data: bytes) -> bytes:
     expected = {key: entry[key] for key in ("sha256", "crc") if key in entry}
     if len(data) != entry["size"] or _check(data, large="sha256" in entry) != expected:
-        raise ValueError(f"the bytes of column {entry['name']!r} are not those it had")
+        raise _changed(entry)
     return data
 
 
@@ -84,9 +102,7 @@ def read_column(record: Mapping[str, Any], entry: Mapping[str, Any], label: str)
     path = Path(record["_file"])
     try:
         with path.open("rb") as file:
-            file.seek(record["_begin"] + entry["at"])
-            data = file.read(entry["size"])
-            return _checked(entry, data)
+            return _checked(entry, _read(file, record["_begin"] + entry["at"], entry["size"]))
     except FileNotFoundError:
         raise NotFound(f"{label} was replaced just now: ask again") from None
     except ValueError as error:

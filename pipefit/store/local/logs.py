@@ -19,6 +19,9 @@ from pipefit.store.local.columns import with_values
 from pipefit.store.local.places import file_in
 from pipefit.store.local.versions import Version
 
+# Of most logs the blocks are small and all of them are read.
+_BUFFER = 256 * 1024
+
 
 class LogWriter:
     """The logs of one attempt in this process.
@@ -87,7 +90,7 @@ def read_logs(folder: Path, version: Version, kind: str, *, values: bool) -> lis
 def read_log(path: Path, size: int, *, values: bool = False) -> Iterator[Document]:
     """The records of one log up to a size, as they were written; see `read_logs`."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=_BUFFER) as file:
             line = 0
             for record, begin in blocks.scan(file, size):
                 place = {"_file": str(path), "_line": line, "_begin": begin}
