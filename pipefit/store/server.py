@@ -36,6 +36,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -129,7 +130,8 @@ def ensure_running() -> str:
     """The URI, with the password, of the embedded server, which is started unless it runs.
 
     Raises:
-        ServerError: there is no mongod, it cannot run here, or it ended at start.
+        ServerError: there is no mongod, it cannot run here, or it ended at start; or somebody else
+            owns the folder, or may write to it.
     """
     files = _files()
     state = _running(files)
@@ -163,8 +165,12 @@ def status() -> ServerStatus:
 
 
 def _files() -> _Files:
+    home = settings.home()
     # Resolved: the server is recognised by the path of its data, and that must be one path.
-    return _Files(settings.home().resolve() / "mongod")
+    files = _Files(home.resolve() / "mongod")
+    for folder in (home, files.root):
+        _refuse_foreign(folder)
+    return files
 
 
 def _uri(port: int, password: str) -> str:
@@ -201,21 +207,60 @@ def _exclusive(files: _Files) -> Iterator[None]:
             "see what it waits for, or end it"
         ) from error
     except OSError as error:
-        raise ServerError(
-            f"the embedded database cannot be kept in {files.root} ({error.strerror or error}); "
-            "set PIPEFIT_HOME to a folder that can be written, or PIPEFIT_MONGO_URI to a server"
-        ) from error
+        raise ServerError(_unusable(files.root, error)) from error
 
 
 def _prepare(files: _Files) -> None:
-    for folder in (files.root.parent, files.root):
-        if folder.exists() and os.geteuid() not in {0, folder.stat().st_uid}:
-            raise ServerError(
-                f"{folder} belongs to another user (uid {folder.stat().st_uid}); "
-                "set PIPEFIT_HOME to a folder of your own"
-            )
-    files.data.mkdir(parents=True, exist_ok=True)
+    files.root.parent.mkdir(parents=True, exist_ok=True)
+    # Nobody else may enter it, from its first moment on.
+    files.root.mkdir(mode=0o700, exist_ok=True)
     files.root.chmod(0o700)
+    files.data.mkdir(exist_ok=True)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise `ServerError` if somebody else can change what is in this folder, or which it is.
+
+    Root is no exception: whoever owns the folder of root's server could lead its files elsewhere.
+    """
+    me = os.geteuid()
+    try:
+        seen = os.lstat(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ServerError(_unusable(folder, error)) from error
+    target = folder.stat() if stat.S_ISLNK(seen.st_mode) and folder.exists() else seen
+    for owner in (seen.st_uid, target.st_uid):
+        if owner != me:
+            raise ServerError(
+                f"{folder} belongs to another user (uid {owner}, you are {me}): set PIPEFIT_HOME "
+                "to a folder of your own, or to one that does not exist yet"
+            )
+    writers = stat.S_IWOTH | (0 if _is_own_group(target.st_gid) else stat.S_IWGRP)
+    if target.st_mode & writers:
+        raise ServerError(
+            f"others may write to {folder} (mode {stat.S_IMODE(target.st_mode):o}): "
+            f"`chmod go-w {folder}`, or set PIPEFIT_HOME to a folder of your own"
+        )
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether it is the group that many systems make for one user alone."""
+    import grp
+    import pwd
+
+    try:
+        return grp.getgrgid(group).gr_name == pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+
+
+def _unusable(folder: Path, error: OSError) -> str:
+    return (
+        f"the embedded database cannot be kept in {folder} ({error.strerror or error}); "
+        "set PIPEFIT_HOME to a folder that can be written, or PIPEFIT_MONGO_URI to a server"
+    )
 
 
 def _start(files: _Files) -> _State:
