@@ -22,6 +22,7 @@ from pipefit.spec.secrets import hidden, left_out
 from pipefit.spec.sections import (
     Archive,
     Data,
+    Load,
     Model,
     NamedModel,
     Optimizer,
@@ -30,7 +31,7 @@ from pipefit.spec.sections import (
     Train,
     ValidationSet,
 )
-from pipefit.spec.tables import Builder, ImportPath, Named, Table
+from pipefit.spec.tables import Builder, ImportPath, Listed, Named, Table
 from pipefit.spec.values import FrozenDict, from_json_value, plain, to_json_value
 
 
@@ -62,6 +63,7 @@ class Spec(Table):
     train: Train
     validation: Named[ValidationSet] = Field(default_factory=FrozenDict)
     save: Save = Field(default_factory=Save)
+    load: Listed[Load] = ()
 
     _origin: Path | None = PrivateAttr(None)
     _runs: Mapping[str, Spec] | None = PrivateAttr(None)

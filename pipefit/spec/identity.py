@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipefit.refs import dotted
 from pipefit.spec.secrets import hidden
-from pipefit.spec.sections import Train
+from pipefit.spec.sections import From, FromArchive, FromFile, FromRun, FromTfutils, Train
 from pipefit.spec.sections.sources import with_archives
 from pipefit.spec.values import to_json_value
 
@@ -35,7 +35,9 @@ def parts(spec: Spec) -> dict[str, Any]:
             for name, run in runs
             for key, value in parts(run).items()
         }
-    later = {"experiment": spec.experiment} if spec.experiment else {}
+    later: dict[str, Any] = {"experiment": spec.experiment} if spec.experiment else {}
+    if spec.load:
+        later["load"] = to_json_value(hidden(_loads(spec)))
     sections = hidden(_sections(spec))
     return {"seed": spec.seed, **later, **_flat(sections), **_of_training(spec.train)}
 
@@ -59,6 +61,26 @@ def _sections(spec: Spec) -> dict[str, Any]:
     if spec.loss:
         sections["loss"] = spec.loss.table()
     return sections
+
+
+def _loads(spec: Spec) -> list[dict[str, Any]]:
+    """What is loaded, wherever databases are, and archives and files whose content is known."""
+    return [{"from": _origin(table.source, spec), **table.asked()} for table in spec.load]
+
+
+def _origin(source: From, spec: Spec) -> dict[str, Any]:
+    table: dict[str, Any] = source.table()
+    match source:
+        case FromRun():
+            table.pop("database", None)
+            table.setdefault("collection", spec.collection)
+        case FromFile() if source.sha256 is not None:
+            del table["path"]
+        case FromArchive():
+            table["archive"] = spec.archives[source.archive].sha256
+        case FromTfutils():
+            table["tfutils"] = source.place
+    return table
 
 
 def _without_no_groups(optimizer: dict[str, Any]) -> dict[str, Any]:

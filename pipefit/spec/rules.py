@@ -10,7 +10,15 @@ from pipefit.records import TIMING, check_run_name
 from pipefit.refs import dotted, parse, show, unknown
 from pipefit.spec.runs import run_name
 from pipefit.spec.secrets import told
-from pipefit.spec.sections import Data, MetricRule, Train, ValidationSet
+from pipefit.spec.sections import (
+    Data,
+    FromArchive,
+    FromFile,
+    FromRun,
+    MetricRule,
+    Train,
+    ValidationSet,
+)
 from pipefit.spec.tables import Builder, Table
 
 if TYPE_CHECKING:
@@ -29,6 +37,7 @@ def broken_rules(spec: Spec) -> list[str]:
         *_without_effect(spec),
         *_bad_nested_builders(spec),
         *_secrets(spec),
+        *_bad_loads(spec),
     ]
 
 
@@ -202,3 +211,27 @@ def _secrets(spec: Spec) -> Iterator[str]:
             "shown: let the builder read it from an environment variable, such as "
             'os.environ["..."], and leave it out here'
         )
+
+
+def _bad_loads(spec: Spec) -> Iterator[str]:
+    """Sources of weights that are not there, or are the run itself."""
+    runs = [("load", spec.name, spec.load)] if spec.load or not spec.models else []
+    for name, model in spec.models.items():
+        place, own = ("load", spec.load) if model.load is None else ("", model.load)
+        place = place or dotted("models", name, "load")
+        runs.append((place, run_name(spec.name, name), own))
+    for place, run, loads in runs:
+        for index, table in enumerate(loads):
+            yield from _bad_source(spec, f"{place}[{index}].from", table.source, run)
+
+
+def _bad_source(spec: Spec, place: str, source: Table, run: str) -> Iterator[str]:
+    match source:
+        case FromArchive():
+            yield from _unknown("archive", f"{place}.archive", source.archive, spec.archives)
+        case FromFile() if "://" in source.path and source.sha256 is None:
+            yield f"{place}.path = {show(source.path)}: an address needs sha256 beside it"
+        case FromRun(name=name, database=None) if name == run:
+            if source.collection in (None, spec.collection):
+                told = "a run cannot be loaded into itself; give one of them another name"
+                yield f"{place}.name = {show(name)}: {told}"

@@ -35,5 +35,7 @@ def _single(spec: Spec, name: str, model: NamedModel) -> dict[str, Any]:
             shared.pop(key, None)
             if key in own:
                 shared[key] = own[key]
+    if "load" in own:
+        shared["load"] = own["load"]
     shared["model"] = {key: value for key, value in own.items() if key not in _OWN}
     return shared

@@ -35,7 +35,7 @@ class Table(BaseModel):
     def _read_keys(cls, table: Any) -> Any:
         if not isinstance(table, dict):
             return table
-        allowed = tuple(cls.model_fields)
+        allowed = tuple(field.alias or name for name, field in cls.model_fields.items())
         return {
             key: value if key in allowed else UnknownKey(value, allowed)
             for key, value in table.items()
@@ -49,7 +49,7 @@ class Table(BaseModel):
         fields = type(self).model_fields
         values = {name: getattr(self, name) for name in fields}
         return {
-            name: _as_written(value)
+            fields[name].alias or name: _as_written(value)
             for name, value in values.items()
             if not _says_nothing(value, fields[name])
         }

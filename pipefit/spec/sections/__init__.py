@@ -1,6 +1,14 @@
 """The sections of an experiment file: [archives.*], [data.*], [model], [optimizer], ..."""
 
 from pipefit.spec.sections.kinds import TAGS, MetricRule, parse_field
+from pipefit.spec.sections.loading import (
+    From,
+    FromArchive,
+    FromFile,
+    FromRun,
+    FromTfutils,
+    Load,
+)
 from pipefit.spec.sections.models import Model, NamedModel
 from pipefit.spec.sections.optimizers import Clip, Group, Optimizer, OptimizerPart
 from pipefit.spec.sections.saving import BestRule, Save
@@ -15,7 +23,13 @@ __all__ = [
     "Clip",
     "Data",
     "EarlyStop",
+    "From",
+    "FromArchive",
+    "FromFile",
+    "FromRun",
+    "FromTfutils",
     "Group",
+    "Load",
     "MetricRule",
     "Model",
     "NamedModel",

@@ -12,7 +12,7 @@ from pipefit.refs import unknown
 from pipefit.spec.tables import Builder, Positive, Table
 
 #: Words that pydantic adds to the place of an error where a key may hold several kinds of value.
-TAGS = frozenset(("<name>", "<number>", "<table>"))
+TAGS = frozenset(("<name>", "<number>", "<table>", "<run>", "<file>", "<archived>", "<tfutils>"))
 
 
 def kind(value: Any) -> str | None:

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from pipefit.spec.sections.kinds import Regex
+from pipefit.spec.sections.loading import Load
 from pipefit.spec.sections.optimizers import Optimizer, OptimizerPart
-from pipefit.spec.tables import Builder, Named
+from pipefit.spec.tables import Builder, Listed, Named
 from pipefit.spec.values import FrozenDict
 
 _DEVICE = re.compile(r"cpu:(0|[1-9]\d*)|GPU-[0-9A-Za-z-]+")
@@ -63,9 +64,11 @@ class NamedModel(Model):
         loss: None: that of the section [loss].
         optimizer: None: `optimizers`, or else those of the file.
         optimizers: as the section of this name.
+        load: None: as the section of this name; an empty list: nothing is loaded.
     """
 
     data: str | None = None
     loss: Builder | None = None
     optimizer: Optimizer | None = None
     optimizers: Named[OptimizerPart] = Field(default_factory=FrozenDict)
+    load: Listed[Load] | None = None

@@ -20,6 +20,10 @@ def _checked_hash(text: str) -> str:
     return text.lower()
 
 
+#: Of a file, in lower case.
+Sha256 = Annotated[str, AfterValidator(_checked_hash)]
+
+
 class Archive(Table):
     """[archives.NAME]: a file to fetch, verify and unpack.
 
@@ -32,7 +36,7 @@ class Archive(Table):
     """
 
     url: Annotated[str, Field(min_length=1)]
-    sha256: Annotated[str, AfterValidator(_checked_hash)]
+    sha256: Sha256
     unpack: bool = True
     max_bytes: Count | None = None
     max_members: Count | None = None
