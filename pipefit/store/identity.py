@@ -14,6 +14,9 @@ from pipefit.store.documents import plain
 #: Of the content of the training data: kept in a run's program from its first attempt on.
 DATA_DIGEST = "data_digest"
 
+#: How the identity of a run begins that another tool has made, which follows, and a colon.
+IMPORTED = "imported:"
+
 _ABSENT = "(absent)"
 _DATA_KEY = "data.digest"
 _SHOWN = 200  # characters of a value in a message
@@ -43,6 +46,7 @@ def accepted_changes(run: Mapping[str, Any], order: RunOrder) -> list[Change]:
     Raises:
         IdentityMismatch: something differs that `order.allow_change` does not cover.
     """
+    _check_own(run, order)
     changes = [*_changes(run, order), *_change_of_data(run, order)]
     refused = [change for change in changes if not change.allowed_by(order.allow_change)]
     if not refused:
@@ -60,6 +64,17 @@ def accepted_changes(run: Mapping[str, Any], order: RunOrder) -> list[Change]:
             lines[0] += f"; --allow-change {key} is none of them"
     lines += [f"{c}{'' if c in refused else '  (allowed)'}" for c in changes]
     raise IdentityMismatch("\n".join(lines))
+
+
+def _check_own(run: Mapping[str, Any], order: RunOrder) -> None:
+    """Raise `IdentityMismatch` for a run that another tool has made, whatever is allowed."""
+    if run["identity"].startswith(IMPORTED):
+        tool = run["identity"].split(":")[1]
+        raise IdentityMismatch(
+            f"run {order.name!r} of collection {order.collection!r} was imported from {tool}, and "
+            "is no experiment that can be continued: choose another name, and begin with its "
+            f'weights by [[load]] from = {{ name = "{order.name}", step = ... }}'
+        )
 
 
 def _changes(run: Mapping[str, Any], order: RunOrder) -> list[Change]:
