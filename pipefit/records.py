@@ -178,6 +178,14 @@ class TensorEntry:
 
 
 @dataclass(frozen=True)
+class TensorFacts:
+    """What a checkpoint says of one of its tensors: its dtype as numpy calls it, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class CheckpointInfo:
     """A committed checkpoint.
 

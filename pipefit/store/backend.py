@@ -19,6 +19,7 @@ from pipefit.records import Owner
 if TYPE_CHECKING:
     import numpy as np
 
+    from pipefit.store.codec import TensorIndex
     from pipefit.store.columns import Packed
 
 Document = dict[str, Any]
@@ -77,6 +78,9 @@ class Files(Protocol):
 
     def read_tensors(self, file: StoredFile, include: str | None = None) -> dict[str, np.ndarray]:
         """The tensors whose name matches `include`; None: all, and the whole file is verified."""
+
+    def read_index(self, file: StoredFile) -> TensorIndex:
+        """What lies where in a file of tensors, of which nothing else is read."""
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove files; those that are gone already do not matter."""

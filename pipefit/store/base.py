@@ -18,6 +18,7 @@ from pipefit.records import (
     RunOrder,
     RunState,
     RunStatus,
+    TensorFacts,
     Validation,
 )
 
@@ -191,6 +192,9 @@ class RunReader(Protocol):
         With `include` only the chunks that hold them are read; without, length and sha256 of the
         whole file are verified (`CheckpointCorrupt`).
         """
+
+    def tensors(self, step: int | None = None) -> dict[str, TensorFacts]:
+        """Dtype and shape of the tensors of a checkpoint, by name; none of them is read."""
 
     def outputs(self, name: str, step: int | None = None) -> Outputs:
         """Stored per-example outputs of a validation set (None: the newest step that has them)."""

@@ -32,6 +32,8 @@ from pipefit.store.backend import Files, StoredFile, undamaged
 if TYPE_CHECKING:
     import numpy as np
 
+    from pipefit.store.codec import TensorIndex
+
 logger = logging.getLogger(__name__)
 
 #: Gigabytes of copies unless luigi.cfg says otherwise.
@@ -246,6 +248,10 @@ class CachedFiles:
     def read_tensors(self, file: StoredFile, include: str | None = None) -> dict[str, np.ndarray]:
         """The tensors of a checkpoint, from its copy if there is one."""
         return self._cache.read_tensors(self._files, file, include)
+
+    def read_index(self, file: StoredFile) -> TensorIndex:
+        """What lies where in a file of tensors, from where it is."""
+        return self._files.read_index(file)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove files; copies of them go when there is no room."""

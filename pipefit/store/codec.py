@@ -24,7 +24,7 @@ import numpy as np
 import safetensors.numpy
 
 from pipefit.errors import StoreError
-from pipefit.records import TensorEntry
+from pipefit.records import TensorEntry, TensorFacts
 
 Bytes = bytes | bytearray | memoryview
 
@@ -52,6 +52,17 @@ class TensorIndex:
 
     start: int
     entries: Mapping[str, TensorEntry]
+
+    def facts(self) -> dict[str, TensorFacts]:
+        """Dtype and shape of every tensor.
+
+        Raises:
+            StoreError: a dtype this version does not know.
+        """
+        return {
+            name: TensorFacts(dtype_of(entry.dtype).name, entry.shape)
+            for name, entry in self.entries.items()
+        }
 
     def matching(self, include: str | None) -> dict[str, TensorEntry]:
         """The entries whose name the regular expression matches somewhere; None: all.

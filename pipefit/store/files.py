@@ -23,6 +23,8 @@ from pipefit.store.client import REPLICATED, Connection, guarded, retrying
 if TYPE_CHECKING:
     import numpy as np
 
+    from pipefit.store.codec import TensorIndex
+
 # Larger headers stay in the file alone: they would make listing the files slow.
 _HEADER_LIMIT = 500_000
 _CHUNKS_PER_QUERY = 1000
@@ -239,6 +241,18 @@ class Bucket:
             at = place.get(begin // size, 0) + begin % size
             found[name] = codec.tensor(entry, data[at : at + end - begin])
         return found
+
+    @guarded
+    def read_index(self, file: StoredFile) -> TensorIndex:
+        """What lies where in a file of tensors, of which nothing else is read.
+
+        Raises:
+            CheckpointCorrupt: the file is gone or damaged.
+        """
+        from pipefit.store import codec
+
+        with undamaged(file):
+            return codec.read_index(self._layout(file)[1])
 
     def _layout(self, file: StoredFile) -> tuple[int, str]:
         """Bytes per chunk, and the header of a file of tensors."""

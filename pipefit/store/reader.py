@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipefit.errors import CheckpointCorrupt, NotFound
-from pipefit.records import Attempt, CheckpointInfo, ClosedLine, RunStatus
+from pipefit.records import Attempt, CheckpointInfo, ClosedLine, RunStatus, TensorFacts
 from pipefit.store import documents
 from pipefit.store.backend import Backend, Document, StoredFile
 from pipefit.store.descriptions import described_files
@@ -158,6 +158,23 @@ class StoredRun:
                 raise
             return self._read(again, include)
 
+    def tensors(self, step: int | None = None) -> dict[str, TensorFacts]:
+        """Dtype and shape of the tensors of a checkpoint, by name; none of them is read.
+
+        Raises:
+            CheckpointCorrupt: its file is damaged.
+            NotFound: there is no such committed checkpoint.
+        """
+        info = self.checkpoint(step)
+        try:
+            return self._facts(info)
+        except CheckpointCorrupt:
+            # It may have been removed, or replaced, while it was read.
+            again = self.checkpoint(step)
+            if again.id == info.id:
+                raise
+            return self._facts(again)
+
     def outputs(self, name: str, step: int | None = None) -> StoredOutputs:
         """Stored per-example outputs of a validation set (None: the newest step that has them).
 
@@ -213,6 +230,10 @@ class StoredRun:
         newest = max(stored, key=lambda record: record["created"])
         label = f"artifact {name!r} of run {self.name!r}"
         return StoredFile(newest["file"], newest["size"], newest["sha256"], label)
+
+    def _facts(self, info: CheckpointInfo) -> dict[str, TensorFacts]:
+        file = documents.checkpoint_file(info, self.name)
+        return self._backend.checkpoints_of(self.name).read_index(file).facts()
 
     def _read(self, info: CheckpointInfo, include: str | None) -> dict[str, np.ndarray]:
         file = documents.checkpoint_file(info, self.name)

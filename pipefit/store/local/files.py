@@ -18,6 +18,8 @@ from pipefit.store.local.places import file_name, is_file_name
 if TYPE_CHECKING:
     import numpy as np
 
+    from pipefit.store.codec import TensorIndex
+
 _PIECE = 4 * 2**20
 
 
@@ -107,13 +109,7 @@ class Folder:
         from pipefit.store import codec
 
         with self._opened(file) as stored:
-            if os.fstat(stored.fileno()).st_size != file.size:
-                raise ValueError("it has another length than its record says")
-            begin = stored.read(8)
-            length = codec.header_length(begin)
-            if 8 + length > file.size:
-                raise ValueError("its header points beyond its end")
-            index = codec.read_index(codec.header_text(begin + stored.read(length)))
+            index = _index_of(stored, file)
             found = {}
             for name, entry in index.matching(include).items():
                 data = bytearray(max(0, entry.end - entry.begin))
@@ -122,6 +118,16 @@ class Folder:
                     raise ValueError("its index points beyond its end")
                 found[name] = codec.tensor(entry, memoryview(data))
         return found
+
+    @guarded
+    def read_index(self, file: StoredFile) -> TensorIndex:
+        """What lies where in a file of tensors, of which nothing else is read.
+
+        Raises:
+            CheckpointCorrupt: the file is gone or damaged.
+        """
+        with undamaged(file), self._opened(file) as stored:
+            return _index_of(stored, file)
 
     def _opened(self, file: StoredFile) -> BufferedReader:
         if not is_file_name(file.id):
@@ -145,6 +151,18 @@ def _digested(data: bytes, digest: hashlib._Hash) -> Iterator[memoryview]:
     for at in range(0, len(view), _PIECE):
         digest.update(view[at : at + _PIECE])
         yield view[at : at + _PIECE]
+
+
+def _index_of(stored: BufferedReader, file: StoredFile) -> TensorIndex:
+    from pipefit.store import codec
+
+    if os.fstat(stored.fileno()).st_size != file.size:
+        raise ValueError("it has another length than its record says")
+    begin = stored.read(8)
+    length = codec.header_length(begin)
+    if 8 + length > file.size:
+        raise ValueError("its header points beyond its end")
+    return codec.read_index(codec.header_text(begin + stored.read(length)))
 
 
 def _forget(file: BufferedReader) -> None:
