@@ -2,12 +2,15 @@
 #
 #   make run     the main job on the shipped data (configs/digits.toml)
 #   make test    checks and tests
+#   make soak    strikes a job at random moments, in N=200 rounds, and tells whether that changed it
 #   make clean   removes .venv and caches; results in the database stay
 #
+# make soak N=20 SEED=7 JOBS=2          how many rounds, which ones, how many at once
+# make soak SEED=7 ROUND=12             one of them again
 # make run PYTHON=/path/to/python3.12   chooses the Python; otherwise the first that fits is taken.
 
 .DEFAULT_GOAL := help
-.PHONY: run test clean help
+.PHONY: run test soak clean help
 # All targets share one .venv, so `make -j` must not work on them side by side.
 .NOTPARALLEL:
 
@@ -33,6 +36,12 @@ test: $(VENV)/ready-to-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy pipefit tasks pipelines
 	$(BIN)/python -m pytest -n 2
+
+N := 200
+JOBS := 2
+soak: $(VENV)/ready-to-test
+	@$(BIN)/python -m tests.faults --rounds $(N) --jobs $(JOBS) \
+	    $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--only $(ROUND))
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,6 +12,7 @@ class Proxy:
 
     Attributes:
         uri: the same database through the proxy.
+        server: host and port behind it; may be changed.
         cut_after: close the connection that brings the bytes sent to the server to this many more,
             after exactly that byte; None: never.
         cut_answers_after: the same for the bytes that come from the server.
@@ -22,7 +23,7 @@ class Proxy:
 
     def __init__(self, uri):
         host = urlsplit(uri).netloc.rpartition("@")[2]
-        self._server = (host.partition(":")[0], int(host.partition(":")[2]))
+        self.server = (host.partition(":")[0], int(host.partition(":")[2]))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._pairs = []
         self._lock = threading.Lock()
@@ -74,7 +75,7 @@ class Proxy:
     def _connected(self):
         """A connection to the server; None if there is none to be had."""
         with suppress(OSError):
-            return socket.create_connection(self._server) if self._open else None
+            return socket.create_connection(self.server) if self._open else None
         return None
 
     def _forward(self, pair, source, target, counter):
