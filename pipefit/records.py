@@ -168,16 +168,6 @@ class Best:
 
 
 @dataclass(frozen=True)
-class TensorEntry:
-    """Where one tensor lies in a checkpoint's data section (safetensors: begin, end in bytes)."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True)
 class TensorFacts:
     """What a checkpoint says of one of its tensors: its dtype as numpy calls it, and its shape."""
 

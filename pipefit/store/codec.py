@@ -24,7 +24,7 @@ import numpy as np
 import safetensors.numpy
 
 from pipefit.errors import StoreError
-from pipefit.records import TensorEntry, TensorFacts
+from pipefit.records import TensorFacts
 
 Bytes = bytes | bytearray | memoryview
 
@@ -44,6 +44,16 @@ _DTYPES = {
     "F64": "float64",
     "C64": "complex64",
 }
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies in a file's data section: safetensors' dtype code, bytes from, to."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True)
