@@ -12,10 +12,11 @@ The contract is told on `Store`, `RunWriter` and `RunReader`.
 
 from __future__ import annotations
 
-from pipefit.store.base import Outputs, OutputsWriter, RunReader, RunWriter, Store, Values
+from pipefit.store.base import RunReader, RunWriter, Store
 from pipefit.store.opening import open_store
 from pipefit.store.owner import this_process
 from pipefit.store.ownership import AttemptKey
+from pipefit.store.results import Outputs, OutputsWriter, Values
 
 __all__ = [
     "AttemptKey",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipefit.records import (
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from pipefit.store.content import RunContent
     from pipefit.store.ownership import AttemptKey
+    from pipefit.store.results import Outputs, OutputsWriter, Values
 
 
 class RunWriter(Protocol):
@@ -186,11 +187,14 @@ class RunReader(Protocol):
     def checkpoint(self, step: int | None = None) -> CheckpointInfo:
         """The committed checkpoint of a step (None: the newest). Raises `NotFound`."""
 
-    def weights(self, step: int | None = None, include: str | None = None) -> dict[str, np.ndarray]:
+    def weights(
+        self, step: int | None = None, include: str | None = None, *, strict: bool = False
+    ) -> dict[str, np.ndarray]:
         """Tensors whose name matches the regex `include` (re.search), by name.
 
         With `include` only the chunks that hold them are read; without, length and sha256 of the
-        whole file are verified (`CheckpointCorrupt`).
+        whole file are verified (`CheckpointCorrupt`). Without a step a newest checkpoint that is
+        damaged is named in a warning and the one before is read, unless this is `strict`.
         """
 
     def tensors(self, step: int | None = None) -> dict[str, TensorFacts]:
@@ -201,57 +205,6 @@ class RunReader(Protocol):
 
     def artifact(self, name: str) -> bytes | None:
         """The newest stored artifact of this name, verified; None if there is none."""
-
-
-class Values(Protocol):
-    """A value that was recorded at steps, exactly as it was; read when it is asked for.
-
-    What is replaced before it is read comes as it was, or `NotFound` says so.
-    """
-
-    name: str
-    steps: np.ndarray
-    """The steps that have it, ascending, int64 of shape [n]."""
-
-    def __len__(self) -> int:
-        """Number of steps that have it."""
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Step and array, by step; some megabytes at most are in memory at a time."""
-
-    def __getitem__(self, step: int) -> np.ndarray:
-        """The array of one step. Raises `NotFound` if that step has none."""
-
-
-class Outputs(Protocol):
-    """Per-example outputs, in the order of the validation set; read shard by shard."""
-
-    names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        """Number of examples."""
-
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        """Shards in order: dicts of arrays of shape [examples in the shard, ...]."""
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """One output of all examples, shape [examples, ...]."""
-
-
-class OutputsWriter(Protocol):
-    """Streams per-example outputs into shards; nothing is visible until the validation names it.
-
-    Names, dtypes and shapes of all batches are those of the first; others raise `StoreError`.
-    """
-
-    def add(self, outputs: Mapping[str, np.ndarray]) -> None:
-        """Append the outputs of one batch, arrays of shape [examples, ...]."""
-
-    def close(self) -> str:
-        """Write what is left and return the id to give to `commit_validation`."""
-
-    def abort(self) -> None:
-        """Delete what was written."""
 
 
 class Store(Protocol):
@@ -317,7 +270,7 @@ class Store(Protocol):
         threads or processes that try it, one has the attempt.
 
         Raises:
-            RunOwned: somebody has it, and may be alive.
+            RunOwned: another process has it, and may be alive.
             LeaseLost: it is not the run's newest attempt, or has ended.
         """
 

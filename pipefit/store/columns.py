@@ -189,7 +189,8 @@ def step_width(entry: Mapping[str, Any]) -> int | None:
     """Bytes of one step of a packed column; None for texts, of which each step has its own."""
     if entry["dtype"] in ("str", "bytes"):
         return None
-    return np.dtype(entry["dtype"]).itemsize * math.prod(entry.get("shape", ()))
+    size: int = np.dtype(entry["dtype"]).itemsize * math.prod(entry.get("shape", ()))
+    return size
 
 
 def unpacked(entry: Mapping[str, Any], data: bytes | bytearray, steps: int) -> np.ndarray:

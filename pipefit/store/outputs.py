@@ -17,7 +17,7 @@ SHARD_BYTES = 16 * 1024 * 1024
 
 
 class StoredOutputsWriter:
-    """`pipefit.store.base.OutputsWriter`: shards are files of the artifacts.
+    """`pipefit.store.results.OutputsWriter`: shards are files of the artifacts.
 
     `close` writes a record of kind "outputs" that lists the shards. Readers find it through the
     validation that names it; if none ever does, record and shards are garbage.
@@ -126,7 +126,7 @@ class StoredOutputsWriter:
 
 
 class StoredOutputs:
-    """`pipefit.store.base.Outputs`."""
+    """`pipefit.store.results.Outputs`."""
 
     def __init__(self, files: Files, record: Mapping[str, Any]) -> None:
         self.names: tuple[str, ...] = tuple(column["name"] for column in record["columns"])

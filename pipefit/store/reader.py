@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pipefit.errors import CheckpointCorrupt, NotFound
+from pipefit.errors import CheckpointCorrupt, NotFound, StoreError
 from pipefit.records import Attempt, CheckpointInfo, ClosedLine, RunStatus, TensorFacts
 from pipefit.store import documents
 from pipefit.store.backend import Backend, Document, StoredFile
@@ -17,6 +20,7 @@ from pipefit.store.documents import (
     VALIDATED,
     VALIDATION,
 )
+from pipefit.store.newest import newest_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
 
 # To read what belongs together while it is replaced.
 _TRIES = 10
+
+
+class _Removed(Exception):
+    """A checkpoint was removed while it was read."""
 
 
 class StoredRun:
@@ -130,7 +138,9 @@ class StoredRun:
 
     def checkpoint(self, step: int | None = None) -> CheckpointInfo:
         """The committed checkpoint of a step (None: the newest). Raises `NotFound`."""
-        found = self._checkpoints()
+        return self._chosen(self._checkpoints(), step)
+
+    def _chosen(self, found: Mapping[int, CheckpointInfo], step: int | None) -> CheckpointInfo:
         wanted = max(found, default=None) if step is None else step
         if wanted is None or wanted not in found:
             steps = ", ".join(map(str, sorted(found))) or "none yet"
@@ -138,25 +148,36 @@ class StoredRun:
             raise NotFound(f"run {self.name!r} has no committed {what}; its steps are: {steps}")
         return found[wanted]
 
-    def weights(self, step: int | None = None, include: str | None = None) -> dict[str, np.ndarray]:
+    def weights(
+        self, step: int | None = None, include: str | None = None, *, strict: bool = False
+    ) -> dict[str, np.ndarray]:
         """Tensors whose name matches the regex `include` (re.search), by name.
 
         With `include` only the chunks that hold them are read; without, length and sha256 of the
         whole file are verified.
 
+        Args:
+            step: of a committed checkpoint; None: the newest one that is whole. A newer one that is
+                damaged is named in a warning.
+            include: see above.
+            strict: raise instead if the newest one is damaged.
+
         Raises:
             CheckpointCorrupt: the file is damaged.
             NotFound: there is no such committed checkpoint.
         """
-        info = self.checkpoint(step)
-        try:
-            return self._read(info, include)
-        except CheckpointCorrupt:
-            # It may have been removed, or replaced, while it was read.
-            again = self.checkpoint(step)
-            if again.id == info.id:
-                raise
-            return self._read(again, include)
+        for _ in range(_TRIES):
+            found = self._checkpoints()
+            chosen = [self._chosen(found, step)]
+            if step is None and not strict:
+                chosen = [found[other] for other in sorted(found, reverse=True)]
+            with suppress(_Removed):
+                read = functools.partial(self._read, include=include)
+                return newest_whole(self.name, chosen, read, strict=len(chosen) == 1)[1]
+        raise StoreError(
+            f"run {self.name!r}: checkpoints were removed or replaced {_TRIES} times while they "
+            "were read: name a step that is kept"
+        )
 
     def tensors(self, step: int | None = None) -> dict[str, TensorFacts]:
         """Dtype and shape of the tensors of a checkpoint, by name; none of them is read.
@@ -237,7 +258,12 @@ class StoredRun:
 
     def _read(self, info: CheckpointInfo, include: str | None) -> dict[str, np.ndarray]:
         file = documents.checkpoint_file(info, self.name)
-        return self._backend.checkpoints_of(self.name).read_tensors(file, include)
+        try:
+            return self._backend.checkpoints_of(self.name).read_tensors(file, include)
+        except CheckpointCorrupt as error:
+            if all(info.id != other.id for other in self._checkpoints().values()):
+                raise _Removed from error  # or replaced, while it was read
+            raise
 
     def _run(self, *, light: bool = True) -> Document:
         run = self._backend.find_run(self.name, light=light)

@@ -33,7 +33,7 @@ class _Piece:
 
 
 class StoredValues:
-    """`pipefit.store.base.Values`.
+    """`pipefit.store.results.Values`.
 
     Args:
         backend: of the run's collection.

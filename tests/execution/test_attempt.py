@@ -5,7 +5,9 @@ import threading
 
 import numpy as np
 import pytest
+from bson import ObjectId
 
+from pipefit.errors import CheckpointCorrupt, Interrupted
 from pipefit.execution.reporter import Reporter
 from pipefit.execution.worker import attempt as attempts
 from pipefit.execution.worker.attempt import Attempt
@@ -65,3 +67,36 @@ def test_training_waits_for_a_database_that_is_slower_than_its_values(store, spe
     assert handed_over == list(range(1, 8))
     images = store.run("a", spec.collection).values("image")
     assert {step: image[0] for step, image in images} == {step: step for step in range(1, 8)}
+
+
+class Restored:
+    """A course that is only restored."""
+
+    def restore(self, arrays):
+        self.step = int(arrays["step"])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_damaged_newest_checkpoint_stops_a_strict_run_only(store, spec, caplog, strict):
+    _, writer = acquired(store, spec)
+    infos = [writer.commit(n, {"step": np.asarray(n)}, frozenset({"recent"})) for n in (1, 2)]
+    chunks = store.connection.database[f"{spec.collection}.checkpoints.chunks"]
+    data = chunks.find_one({"files_id": ObjectId(infos[1].id)})["data"]
+    chunks.update_one({"files_id": ObjectId(infos[1].id)}, {"$set": {"data": data[:-1] + b"x"}})
+    assert spec.identity == read_spec("configs/digits.toml", {"save.strict": True}).identity
+
+    asked = read_spec("configs/digits.toml", {"name": "a", "save.strict": strict})
+    course, damaged = Restored(), "the checkpoint of step 2 of run 'a' is damaged"
+    with Reporter(lambda event: None) as reporter:
+        attempt = Attempt(asked, None, writer, reporter, lambda: None)
+        if strict:
+            with pytest.raises(CheckpointCorrupt, match=damaged):
+                attempt.restore(course)
+            attempt.failed(CheckpointCorrupt("it is"))
+            assert store.run("a", spec.collection).status().state == "FAILED"
+        else:
+            assert attempt.restore(course) == course.step == 1
+            assert (
+                f"{damaged}: " in reporter.tail() and "falling back to the one" in reporter.tail()
+            )
+            attempt.failed(Interrupted("over"))

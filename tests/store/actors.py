@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+from bson import ObjectId
 
 from pipefit.records import Ended, MetricBlock, Owner, RunOrder, Validation
 from pipefit.store import this_process
@@ -70,6 +71,21 @@ def state(value):
         "dense/bias": np.full(3, value, np.float64),
         "step": np.asarray(value, np.int64),
     }
+
+
+def damage(store, checkpoint, name="a"):
+    """Flip one bit of the bytes of a stored checkpoint."""
+    folder = getattr(store._backend(COLLECTION).checkpoints_of(name), "path", None)
+    if folder is not None:
+        data = bytearray((folder / checkpoint.id).read_bytes())
+        data[-1] ^= 1
+        (folder / checkpoint.id).write_bytes(data)
+        return
+    chunks = store.connection.database[f"{COLLECTION}.checkpoints.chunks"]
+    last = chunks.find_one({"files_id": ObjectId(checkpoint.id)}, sort=[("n", -1)])
+    data = bytearray(last["data"])
+    data[-1] ^= 1
+    chunks.update_one({"_id": last["_id"]}, {"$set": {"data": bytes(data)}})
 
 
 def block(first, last, value=None):

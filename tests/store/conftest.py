@@ -13,6 +13,7 @@ pytest.register_assert_rewrite(
     "contract_checkpoints",
     "contract_garbage",
     "contract_leases",
+    "contract_reading",
     "contract_records",
     "contract_results",
     "contract_rewind",
@@ -31,6 +32,13 @@ def database(database_uri):
     """The database of `store`, to look into it and to damage it."""
     with pymongo.MongoClient(database_uri, tz_aware=True) as client:
         yield client.get_default_database()
+
+
+@pytest.fixture
+def address(store, request):
+    """Where another process finds `store`."""
+    shown = store.describe()
+    return shown if shown.startswith("file:") else request.getfixturevalue("database_uri")
 
 
 @pytest.fixture

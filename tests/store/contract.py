@@ -6,6 +6,7 @@ An implementation gives a fixture `store`, an empty store. Nothing here knows ho
 from contract_checkpoints import CheckpointsContract
 from contract_garbage import GarbageContract
 from contract_leases import LeasesContract
+from contract_reading import ReadingContract
 from contract_records import RecordsContract
 from contract_results import ResultsContract
 from contract_rewind import RewindContract
@@ -21,6 +22,7 @@ class StoreContract(
     RecordsContract,
     ValuesContract,
     CheckpointsContract,
+    ReadingContract,
     ResultsContract,
     RewindContract,
     GarbageContract,

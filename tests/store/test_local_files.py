@@ -411,20 +411,6 @@ def test_damaged_documents_and_records_are_named(store, how):
     check_full_run(store)
 
 
-def test_a_checkpoint_removed_while_it_is_read_is_no_damage(store, monkeypatch):
-    writer = started(store)
-    writer.commit(10, state(10.0), PERMANENT)
-    run = reader(store)
-    newest = run.checkpoint()
-    writer.commit(20, state(20.0), PERMANENT)
-    writer.retain({})
-    asked = iter([newest])
-    actual = run.checkpoint
-    monkeypatch.setattr(run, "checkpoint", lambda step=None: next(asked, None) or actual(step))
-
-    assert run.weights()["step"] == 20
-
-
 @pytest.mark.parametrize("key", ["../../a", "/etc/passwd", "", ".", "..", "a/b", ".hidden", "a\n"])
 def test_ids_of_files_are_checked(store, key):
     writer = started(store)

@@ -19,7 +19,6 @@ from tenacity import (
 )
 
 from pipefit.errors import (
-    CheckpointCorrupt,
     Diverged,
     Interrupted,
     LeaseLost,
@@ -44,6 +43,7 @@ from pipefit.records import (
 )
 from pipefit.spec import Spec
 from pipefit.store import RunWriter
+from pipefit.store.newest import newest_whole
 
 if TYPE_CHECKING:
     from pipefit.training import Course, EndedEarly
@@ -127,26 +127,20 @@ class Attempt:
         """Continue from the newest checkpoint that is whole; -1 if there is none at all.
 
         Raises:
-            CheckpointCorrupt: there are some, but none is whole.
+            CheckpointCorrupt: there are some, but none is whole, or, with `save.strict`, the newest
+                is not.
             StateMismatch: it is not one of this model.
         """
         checkpoints = self._not_rolled_back(self.writer.checkpoints())
-        for checkpoint in checkpoints:
-            try:
-                arrays = self.writer.read_checkpoint(checkpoint)
-            except CheckpointCorrupt as error:
-                self._log.warning("%s; falling back to the one before", error)
-                continue
-            course.restore(arrays)
-            steps = self.spec.train.steps
-            self._log.info("continuing after step %d of %d", checkpoint.step, steps)
-            return checkpoint.step
-        if checkpoints:
-            raise CheckpointCorrupt(
-                f"run {self.spec.name!r}: none of its {len(checkpoints)} checkpoints can be read, "
-                f"so it cannot continue; restore the database, or choose another name"
-            )
-        return NOTHING
+        if not checkpoints:
+            return NOTHING
+        read, strict = self.writer.read_checkpoint, self.spec.save.strict
+        checkpoint, arrays = newest_whole(
+            self.spec.name, checkpoints, read, strict=strict, log=self._log
+        )
+        course.restore(arrays)
+        self._log.info("continuing after step %d of %d", checkpoint.step, self.spec.train.steps)
+        return checkpoint.step
 
     def begin(self, start: int) -> Best | None:
         """Continue after this step; the best so far."""

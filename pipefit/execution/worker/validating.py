@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipefit.errors import PipefitError
+from pipefit.errors import CheckpointCorrupt, PipefitError
 from pipefit.execution.order import Order
 from pipefit.execution.watchdog import Watchdog
 from pipefit.execution.worker.places import Places, threads_of
 from pipefit.records import Validation
 from pipefit.spec import Spec
-from pipefit.store import Store
+from pipefit.store import RunReader, Store
 
 logger = logging.getLogger("pipefit.run")
 
@@ -52,8 +52,7 @@ def _validate(
     made = training.experiment_class(spec)
     experiment = made(spec, order.folders, places.replicas("", threads))
     table = spec.validation[order.validation]
-    # Read whole, because only then is it verified.
-    arrays = run.weights(order.step)
+    arrays = _read(run, order.step)
     training.State(experiment.network).restore(_weights(arrays, averaged=table.averaged))
     validator = experiment.validator(order.validation)
     alive()
@@ -78,6 +77,24 @@ def _validate(
     )
     store.commit_validation(spec.collection, spec.name, checkpoint, validation, manifest)
     logger.info("%s", ", ".join(f"{k} {v:.4f}" for k, v in found.metrics.items()))
+
+
+def _read(run: RunReader, step: int) -> dict[str, Any]:
+    """All of a checkpoint, because only then is it verified.
+
+    Raises:
+        CheckpointCorrupt: it is damaged; no other one is validated in its place.
+    """
+    try:
+        return run.weights(step)
+    except CheckpointCorrupt as error:
+        earlier = [int(other) for other in run.checkpoints()["step"] if other < step]
+        if not earlier:
+            raise
+        raise CheckpointCorrupt(
+            f"{error}: `pipefit rewind {run.name} --collection {run.collection} --step "
+            f"{max(earlier)}` and the command of the run make it again"
+        ) from error
 
 
 def _weights(arrays: Mapping[str, Any], *, averaged: bool) -> dict[str, Any]:

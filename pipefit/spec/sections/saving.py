@@ -20,6 +20,8 @@ class Save(Table):
         recent_every: a checkpoint is kept until `recent_keep` newer ones are there.
         recent_keep: how many of those are kept.
         best: keeps the checkpoint with the best value of a validation metric as well.
+        strict: a run whose newest checkpoint is damaged stops, instead of continuing after the one
+            before.
     """
 
     metrics_every: Count = 100
@@ -28,3 +30,4 @@ class Save(Table):
     recent_every: Interval = 1000
     recent_keep: Count = 3
     best: BestRule | None = None
+    strict: bool = False
