@@ -100,6 +100,10 @@ class StoreUnavailable(StoreError):
     """The database cannot be reached (this never means "not complete")."""
 
 
+class StoreFull(StoreError):
+    """The disk of the database is full."""
+
+
 class StoreAccessDenied(StoreError):
     """The database answers but refuses the user or the password."""
 
@@ -122,6 +126,10 @@ class RunOwned(StoreError):
 
 class LeaseLost(StoreError):
     """This process is no longer the owner of the run: its writes are refused."""
+
+
+class ReplayRefused(StoreError):
+    """What an attempt could not write is not part of its run any more; nothing was changed."""
 
 
 class CheckpointCorrupt(StoreError):

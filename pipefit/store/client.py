@@ -39,7 +39,7 @@ from tenacity import (
 )
 
 from pipefit import settings
-from pipefit.errors import StoreAccessDenied, StoreError, StoreUnavailable
+from pipefit.errors import StoreAccessDenied, StoreError, StoreFull, StoreUnavailable
 
 Document = dict[str, Any]
 
@@ -164,7 +164,7 @@ def _translated(error: Exception, shown: str) -> StoreError:
             "user's roles"
         )
     if code in _NO_SPACE or "No space left" in reason or "OutOfDiskSpace" in reason:
-        return StoreError(
+        return StoreFull(
             f"{shown} has no disk space left: {reason}; free some on the server, then type the "
             "same command again"
         )

@@ -119,7 +119,7 @@ class Leases:
                 raise NotFound(gone_text(key))
             if run["lease"] and run["lease"]["token"] == token:
                 return  # the answer was lost with the connection
-            key.check(run)
+            key.check(run, owner)
             seen = {"fence": key.fence, "lease.token": run["lease"]["token"]}
             condition = {"_id": key.name, **seen, **unless_owned(run)}
             changes = {"lease": {"$mergeObjects": [_lease(owner, ttl, token)]}, "updated": "$$NOW"}

@@ -49,11 +49,14 @@ class AttemptKey:
     fence: int
     owner: Owner
 
-    def check(self, run: Mapping[str, Any]) -> None:
+    def check(self, run: Mapping[str, Any], taker: Owner) -> None:
         """Raise unless the attempt is the newest one of its run, has not ended, and is nobody's.
+
+        A process may also take up what it has begun itself.
 
         Args:
             run: the document of the run of this name, with the time.
+            taker: who wants to take the attempt up.
 
         Raises:
             LeaseLost, IdentityMismatch, RunOwned: as `Store.take_up` says.
@@ -71,7 +74,8 @@ class AttemptKey:
             )
         if run["fence"] != self.fence or run["lease"] is None:
             raise LeaseLost(lost_text(run, self.name, self.fence))
-        if documents.lease_of(run) is not None:
+        lease = documents.lease_of(run)
+        if lease is not None and not lease.owner == self.owner == taker:
             raise RunOwned(owned_text(run, self.collection))
 
 

@@ -9,7 +9,7 @@ from bson import ObjectId
 
 from pipefit.errors import CheckpointCorrupt, Interrupted
 from pipefit.execution.reporter import Reporter
-from pipefit.execution.worker import attempt as attempts
+from pipefit.execution.worker import results
 from pipefit.execution.worker.attempt import Attempt
 from pipefit.records import MetricBlock, RunOrder
 from pipefit.spec import read_spec
@@ -43,7 +43,7 @@ def acquired(store, spec):
 
 
 def test_training_waits_for_a_database_that_is_slower_than_its_values(store, spec, monkeypatch):
-    monkeypatch.setattr(attempts, "_METRICS_BYTES", 1_000_000)
+    monkeypatch.setattr(results, "_METRICS_BYTES", 1_000_000)
     order, writer = acquired(store, spec)
     slow = Slow(writer)
     handed_over = []

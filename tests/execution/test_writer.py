@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -183,8 +184,13 @@ def test_whoever_waits_with_a_heavy_piece_goes_on_when_the_others_are_dropped(ga
     writer = BackgroundWriter(heavy=1)
     writer.put(gate)
     writer.put(fail)
-    writer.put_heavy(lambda: None)  # will be dropped
-    waiting = in_thread(writer.put_heavy, lambda: None)
+    writer.put_heavy(lambda: None)  # will be left
+
+    def put():
+        with suppress(Broken):
+            writer.put_heavy(lambda: None)
+
+    waiting = in_thread(put)
     gate.open.set()
     waiting.join(SOON)
     assert not waiting.is_alive()
@@ -239,3 +245,36 @@ def wait_for_failure(writer: BackgroundWriter) -> None:
             return
         time.sleep(0.001)
     raise AssertionError("the failure did not surface")
+
+
+def test_what_was_not_done_is_left_in_its_order(gate):
+    writer = BackgroundWriter()
+    pieces = [gate, fail, *(lambda: None for _ in range(4))]
+    for piece in pieces[:4]:
+        writer.put(piece)
+    gate.open.set()
+    for put, piece in ((writer.put, pieces[4]), (writer.put_heavy, pieces[5])):
+        with pytest.raises(Broken):
+            wait_for_failure(writer)
+            put(piece)
+    assert writer.left() == pieces[1:]
+    assert writer.left() == []
+
+
+@pytest.mark.parametrize("call", ["put", "put_heavy", "drain", "close"])
+def test_whoever_waits_is_called_off(gate, call):
+    late = threading.Event()
+    writer = BackgroundWriter(depth=1, heavy=1, hurry=lambda: Broken() if late.is_set() else None)
+    writer.put_heavy(gate)
+    writer.put(fail)
+    threading.Timer(0.1, late.set).start()
+    others = [lambda: None] if call.startswith("put") else []
+    with pytest.raises(Broken):
+        getattr(writer, call)(*others)
+    assert writer.left() == [gate, fail, *others]  # the gate is still at work
+    gate.open.set()
+
+
+def test_a_check_calls_off_as_well():
+    with pytest.raises(Broken):
+        BackgroundWriter(hurry=Broken).check()

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    stop_after_delay,
-    wait_fixed,
-)
 
 from pipefit.errors import (
     Diverged,
@@ -24,13 +14,13 @@ from pipefit.errors import (
     LeaseLost,
     PipefitError,
     StoreError,
-    StoreUnavailable,
     without_passwords,
 )
-from pipefit.execution.heartbeat import Heartbeat
-from pipefit.execution.keeping import keep, planned
+from pipefit.execution import spool
+from pipefit.execution.keeping import planned
 from pipefit.execution.reporter import Reporter, RunLog
-from pipefit.execution.writer import BackgroundWriter, joined
+from pipefit.execution.spool import End
+from pipefit.execution.worker.results import Results, ShouldStop, is_away
 from pipefit.records import (
     NOTHING,
     Best,
@@ -42,7 +32,7 @@ from pipefit.records import (
     Validation,
 )
 from pipefit.spec import Spec
-from pipefit.store import RunWriter
+from pipefit.store import AttemptKey, RunWriter, this_process
 from pipefit.store.newest import newest_whole
 
 if TYPE_CHECKING:
@@ -50,21 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pipefit.run")
 
-#: Says why to stop; None: go on.
-ShouldStop = Callable[[], str | None]
-
 #: Progress goes to whoever gave the order at most this often, and to the database with the lease.
 _PROGRESS_SECONDS = 0.25
-#: Blocks of metrics that come faster than this are written together.
-_METRICS_SECONDS = 0.5
-#: Whenever so many bytes of values have come, training waits until they are written: a database
-#: that is slow or away must not fill the memory.
-_METRICS_BYTES = 256 * 2**20
-#: Checkpoints that are no longer kept are removed at most this often, and at the end: that takes
-#: the database longer than a new small one does.
-_TIDY_SECONDS = 2.0
-#: Between tries to reach a database that is away.
-_RETRY_SECONDS = 1.0
 
 
 class Attempt:
@@ -73,6 +50,7 @@ class Attempt:
         acquired -> restore the newest good checkpoint -> begin
         the lease is renewed by a thread of its own meanwhile
         drain -> end(FINISHED | FAILED | INTERRUPTED)
+        or, if the database stays away: all that was not written -> spool
 
     Args:
         spec: of the run, with one model.
@@ -80,11 +58,13 @@ class Attempt:
         writer: the owner's handle.
         reporter: is told how far it is.
         should_stop: says why to stop.
+        store: the address of the database, for people.
         alone: whether no other run is trained in this process.
         rollbacks: what the run's history says about how it was rolled back before.
 
     Attributes:
         to_repeat: it has ended, but the run is to be continued by another attempt.
+        spooled: the error that says where the rest of it is, if it could not be written.
     """
 
     def __init__(
@@ -95,28 +75,27 @@ class Attempt:
         reporter: Reporter,
         should_stop: ShouldStop,
         *,
+        store: str = "the database",
         alone: bool = True,
         rollbacks: Sequence[Mapping[str, Any]] = (),
     ):
         self.spec, self.writer = spec, writer
         self.to_repeat = False
-        self.trainable: frozenset[str] = frozenset()
+        self.spooled: StoreError | None = None
         self._order, self._reporter, self._should_stop = order, reporter, should_stop
-        self._alone = alone
+        self._store, self._alone = store, alone
         self._log = RunLog(logger, "" if alone else spec.name)
         self._rollbacks = rollbacks
-        self.background = BackgroundWriter()
-        self._blocks: deque[MetricBlock] = deque()
-        self._bytes = 0
         self._progress: dict[str, Any] = {}
         self._step: int | None = None
-        self._last_progress = self._last_metrics = 0.0
-        self._untidy, self._last_tidy = False, time.monotonic()
-        self._best: Best | None = None
-        self._open = True
-        self._heartbeat = Heartbeat(
-            writer, lambda: self._progress or None, self.background.fail
-        ).__enter__()
+        self._last_progress = 0.0
+        self._open, self._begun = True, False
+        self._end: End | None = None
+        self._course: Course | None = None
+        recent = spec.save.recent_keep
+        self.results = Results(
+            writer, should_stop, lambda: self._progress or None, recent, self._log
+        )
 
     @property
     def rate_scale(self) -> float:
@@ -131,6 +110,7 @@ class Attempt:
                 is not.
             StateMismatch: it is not one of this model.
         """
+        self._course = course
         checkpoints = self._not_rolled_back(self.writer.checkpoints())
         if not checkpoints:
             return NOTHING
@@ -145,6 +125,7 @@ class Attempt:
     def begin(self, start: int) -> Best | None:
         """Continue after this step; the best so far."""
         self.writer.begin(start)
+        self._begun = True
         self._note_step(max(start, 0))
         return self.writer.best() if start != NOTHING else None
 
@@ -152,29 +133,20 @@ class Attempt:
 
     def metrics(self, block: MetricBlock) -> None:
         """See `pipefit.training.Actions`."""
-        self._blocks.append(block)
-        self._bytes += sum(values.nbytes for values in block.columns.values())
-        if self._bytes >= _METRICS_BYTES:
-            self._bytes = 0
-            self._send_metrics()
-            self.background.drain()
-        elif time.monotonic() - self._last_metrics >= _METRICS_SECONDS:
-            self._send_metrics()
+        self.results.metrics(block)
 
     def validation(self, validation: Validation) -> None:
         """See `pipefit.training.Actions`."""
         numbers = ", ".join(f"{k} {v:.4f}" for k, v in validation.metrics.items())
         self._note_step(validation.step)
         self._log.info("%s: %s", validation.name, numbers)
-        write = functools.partial(self.writer.write_validation, validation)
-        self.background.put(lambda: self.patiently(write))
+        self.results.validation(validation)
 
     def save(
         self, step: int, snapshot: Mapping[str, Any], kinds: frozenset[str], best: Best | None
     ) -> None:
         """See `pipefit.training.Actions`."""
-        self._send_metrics()  # once a checkpoint is committed, its steps are never run again
-        self.background.put_heavy(lambda: self._commit(step, snapshot, kinds, best))
+        self.results.save(step, snapshot, kinds, best)
 
     def progress(self, step: int, loss: float, rate: float) -> None:
         """See `pipefit.training.Actions`."""
@@ -195,27 +167,31 @@ class Attempt:
 
     def stop_requested(self) -> str | None:
         """See `pipefit.training.Actions`."""
-        self.background.check()
+        try:
+            self.results.check()
+        except StoreError as error:
+            if is_away(error) and self._course is not None and self._begun:
+                # Here nothing of this step is left to be done, so it can be continued from.
+                self._course.save_to_stop()
+            raise
         return self._should_stop()
 
     def finished(self, early: EndedEarly | None) -> None:
         """See `pipefit.training.Actions`."""
-        self._send_metrics()
-        self.background.put(self._tidy)
-        self.background.close()
         ended = None
         if early:
             self._log.info("complete at step %d: %s", early.step, early.reason)
             rule = self._order.stop_rules[early.kind]
             ended = Ended(early.kind, rule, early.step, early.reason)
         tail = self._reporter.tail()
-        self.patiently(
-            lambda: self.writer.end(RunState.FINISHED, None, self._step, tail, ended=ended)
-        )
+        self._end = End(RunState.FINISHED, None, self._step, tail, ended)
+        self.results.finish(self._end)
         self._close()
 
     def failed(self, error: BaseException) -> bool:
         """Write what is still queued, then say how the attempt ended; again does nothing.
+
+        What a database that is away does not take goes to the spool.
 
         Returns:
             Whether another attempt is to continue the run.
@@ -226,7 +202,6 @@ class Attempt:
             self._note_step(error.step)
         if not isinstance(error, LeaseLost):
             self._write_rest(error)
-            self._write_end(error)
         self._close()
         if not (self._alone or self.to_repeat or isinstance(error, Interrupted)):
             ours = isinstance(error, PipefitError)
@@ -246,24 +221,9 @@ class Attempt:
         except StoreError as late:
             self._log.error("the end of the attempt could not be written: %s", late)
 
-    def patiently(self, write: Callable[[], object]) -> None:
-        """Do a write, again while the database is away, for as long as a lease lasts.
-
-        A single try ends by the driver's own limits (see `pipefit.store.client`).
-        """
-        long_enough = stop_after_delay(self.writer.ttl)
-        Retrying(
-            retry=retry_if_exception_type(StoreUnavailable),
-            # Who asks to stop has no time to wait for a database.
-            stop=lambda state: bool(self._should_stop()) or long_enough(state),
-            wait=wait_fixed(_RETRY_SECONDS),
-            before_sleep=_warn_of_retry,
-            reraise=True,
-        )(write)
-
     def _close(self) -> None:
-        self._open = False
-        self._heartbeat.__exit__()
+        self._open, self._course = False, None
+        self.results.close()
         if not self._alone and self._progress:
             self._reporter.progress({**self._progress, "run": self.spec.name, "over": True})
 
@@ -273,27 +233,59 @@ class Attempt:
             self._reporter.step = step
 
     def _write_rest(self, error: BaseException) -> None:
-        told: list[BaseException] = [error]
-        tidy = functools.partial(self.background.put, self._tidy)
-        for write in (self._send_metrics, tidy, self.background.close):
-            try:
-                write()
-            except BaseException as late:
-                if late not in told:
-                    told.append(late)
-                    self._log.error("not all could be written: %s", late)
-
-    def _write_end(self, error: BaseException) -> None:
-        reason = (
-            str(error) if isinstance(error, PipefitError) else f"{type(error).__name__}: {error}"
-        )
+        away = error if is_away(error) else None
         try:
-            self.to_repeat = self._is_to_repeat(error)
-            going_on = self.to_repeat or isinstance(error, Interrupted)
-            state = RunState.INTERRUPTED if going_on else RunState.FAILED
-            self.writer.end(state, without_passwords(reason), self._step, self._reporter.tail())
+            self.results.finish(None)
+        except BaseException as late:
+            if is_away(late):
+                away = away or late
+            elif late is not error:
+                self._log.error("not all could be written: %s", late)
+        if away is None:
+            away = self._write_end(error)
+        if isinstance(away, StoreError) and self._begun:
+            self._spool(error, away)
+
+    def _write_end(self, error: BaseException) -> BaseException | None:
+        """The error, if the database is away."""
+        try:
+            self.results.soon(lambda: self._end_with(error))
         except StoreError as late:
             self._log.error("the end of the attempt could not be written: %s", late)
+            return late if is_away(late) else None
+        return None
+
+    def _end_with(self, error: BaseException) -> None:
+        self.to_repeat = self._is_to_repeat(error)
+        self._end = self._ended_by(error, going_on=self.to_repeat)
+        spool.write_entry(self.writer, self._end)
+
+    def _ended_by(self, error: BaseException, *, going_on: bool) -> End:
+        ours = isinstance(error, PipefitError)
+        reason = str(error) if ours else f"{type(error).__name__}: {error}"
+        going_on = going_on or isinstance(error, Interrupted)
+        state = RunState.INTERRUPTED if going_on else RunState.FAILED
+        return End(state, without_passwords(reason), self._step, self._reporter.tail())
+
+    def _spool(self, error: BaseException, away: StoreError) -> None:
+        """Keep what was not written, so that it can be written when the database is there again."""
+        self.results.close()
+        self.to_repeat = False
+        stopped = is_away(error) and bool(self._should_stop())
+        end = self._end or self._ended_by(error, going_on=stopped)
+        run = self._order
+        key = AttemptKey(run.collection, run.name, run.identity, self.writer.fence, this_process())
+        rest = (entry for entry in self.results.rest() if not isinstance(entry, End))
+        try:
+            folder = spool.write(self._store, key, self.writer.ttl, [*rest, end])
+            told = f"what was not written is kept in {folder}; the same command writes it and "
+            told += f"continues, or write it with: pipefit replay {folder}"
+        except StoreError as lost:
+            told = f"and what was not written is lost: {lost}; make room, and type the same "
+            told += "command again: it continues from the newest checkpoint in the database"
+        self.spooled = type(away)(f"{away}; {told}")
+        self.spooled.__cause__ = error
+        self._log.error("%s", self.spooled)
 
     def _is_to_repeat(self, error: BaseException) -> bool:
         from pipefit.training import CallFailed
@@ -334,54 +326,3 @@ class Attempt:
             return list(checkpoints)
         last = self._rollbacks[-1]
         return [c for c in checkpoints if c.fence > last["fence"] or c.step <= last["to"]]
-
-    def _send_metrics(self) -> None:
-        self._last_metrics = time.monotonic()
-        self.background.put(self._write_metrics)
-
-    # On the background thread.
-
-    def _write_metrics(self) -> None:
-        blocks = []
-        while self._blocks:
-            blocks.append(self._blocks.popleft())
-        for block in joined(blocks):
-            self.patiently(functools.partial(self.writer.write_metrics, block))
-
-    def _commit(
-        self, step: int, snapshot: Mapping[str, Any], kinds: frozenset[str], best: Best | None
-    ) -> None:
-        from pipefit.training import not_finite, to_numpy
-
-        arrays = to_numpy(snapshot)
-        bad = not_finite({k: v for k, v in arrays.items() if k in self.trainable})
-        if bad:
-            raise Diverged(
-                f"step {step}: {bad[0]} holds NaN or infinity (and {len(bad) - 1} more variables); "
-                f"checkpoints before it are kept: try a smaller learning rate or clip under "
-                f"another name",
-                step,
-            )
-        self.patiently(lambda: self.writer.commit(step, arrays, kinds, best))
-        self._untidy, self._best = True, best
-        if time.monotonic() - self._last_tidy >= _TIDY_SECONDS:
-            self._tidy()
-
-    def _tidy(self) -> None:
-        """Remove the checkpoints that are no longer to be kept."""
-        if self._untidy:
-            self.patiently(self._retain)
-            self._untidy, self._last_tidy = False, time.monotonic()
-
-    def _retain(self) -> None:
-        kept = keep(
-            self.writer.checkpoints(),
-            recent_keep=self.spec.save.recent_keep,
-            best_step=self._best.step if self._best else None,
-        )
-        self.writer.retain(kept)
-
-
-def _warn_of_retry(state: RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome else None
-    logger.warning("%s; trying again; training waits once its next checkpoints do", error)

@@ -10,8 +10,8 @@ from pipefit.errors import PipefitError
 from pipefit.execution.devices import gpus, place_all
 from pipefit.execution.order import Order
 from pipefit.execution.reporter import Reporter
-from pipefit.execution.worker.attempt import ShouldStop
 from pipefit.execution.worker.places import Places
+from pipefit.execution.worker.results import ShouldStop
 from pipefit.execution.worker.session import Session
 from pipefit.execution.worker.trying import describe, fast_dev_run
 from pipefit.execution.worker.validating import validate

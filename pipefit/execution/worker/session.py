@@ -14,11 +14,13 @@ from pipefit.errors import Interrupted, PipefitError
 from pipefit.execution import provenance
 from pipefit.execution.checks import completed, run_order
 from pipefit.execution.order import Order
+from pipefit.execution.replay import replay_before
 from pipefit.execution.reporter import Reporter
 from pipefit.execution.watchdog import Watchdog
-from pipefit.execution.worker.attempt import Attempt, ShouldStop
+from pipefit.execution.worker.attempt import Attempt
 from pipefit.execution.worker.building import build
 from pipefit.execution.worker.places import Places, threads_of
+from pipefit.execution.worker.results import ShouldStop
 from pipefit.records import NOTHING, Best, RunOrder
 from pipefit.spec import Spec
 from pipefit.store import Store, this_process
@@ -93,6 +95,8 @@ class Session:
             PipefitError: whatever was refused or failed; of several runs the others have ended
                 first.
         """
+        collection = next(iter(self._runs.values())).collection
+        replay_before(self._store, collection, [spec.name for spec in self._runs.values()])
         # Also refuses, before TensorFlow is paid for.
         done = completed(self._store, [self._order_of(name) for name in self._runs])
         left = [name for name, spec in self._runs.items() if spec.name not in done]
@@ -132,9 +136,11 @@ class Session:
                 for attempt in self._attempts.values():
                     attempt.failed(error)
                 stopped = isinstance(error, Interrupted) or not isinstance(error, Exception)
-                if stopped or not any(course.error for course in courses):
+                failed = any(course.error for course in courses)
+                if not self._note_spooled() and (stopped or not failed):
                     raise
         self._note_failures(courses)
+        self._note_spooled()
         return [name for name, attempt in self._attempts.items() if attempt.to_repeat]
 
     def _raise_failures(self) -> None:
@@ -180,6 +186,7 @@ class Session:
                     writer,
                     self._reporter,
                     self._should_stop,
+                    store=self._store.describe(),
                     alone=len(self._runs) == 1,
                     rollbacks=_rollbacks(self._store, spec),
                 )
@@ -195,7 +202,7 @@ class Session:
 
         spec, attempt = self._runs[name], self._attempts[name]
         experiment, trainer, validators = self._built[name]
-        attempt.trainable = frozenset(f"model/{v.path}" for v in trainer.updates.trainable)
+        attempt.results.trainable = frozenset(f"model/{v.path}" for v in trainer.updates.trainable)
         course = training.Course(
             trainer=trainer,
             validators=validators,
@@ -229,6 +236,12 @@ class Session:
                 # With its stack it would keep the models until the others have ended.
                 told = course.error if alone else without_stack(course.error)
                 self._failures[course.name] = told
+
+    def _note_spooled(self) -> bool:
+        """Let the errors that say where the rest of runs is be those that are raised, if any."""
+        spooled = {a.spec.name: a.spooled for a in self._attempts.values() if a.spooled}
+        self._failures.update(spooled)
+        return bool(spooled)
 
     def _part(self, error: CallFailed) -> None:
         logger.warning("%s", error)

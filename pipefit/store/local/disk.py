@@ -18,13 +18,13 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from pipefit.errors import StoreAccessDenied, StoreError, StoreUnavailable
+from pipefit.errors import StoreAccessDenied, StoreError, StoreFull, StoreUnavailable
 
 Bytes = bytes | bytearray | memoryview
 
 _DRAFT = ".draft-"
 
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 # What a file server that is away, or a disk that was pulled out, answers.
 _AWAY = {
@@ -78,7 +78,7 @@ def errors(shown: str) -> Iterator[None]:
 def _translated(error: OSError, shown: str) -> StoreError:
     about = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
     if error.errno in _NO_SPACE:
-        return StoreError(
+        return StoreFull(
             f"{shown} has no disk space left: {about}; free some, then type the same command again"
         )
     if error.errno in _DENIED:

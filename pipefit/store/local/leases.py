@@ -92,7 +92,7 @@ class LocalLeases:
                 raise NotFound(gone_text(key))
             with suppress(Overtaken, FileNotFoundError), Draft(self.files, version) as draft:
                 run = public(version, disk.now(self.files.place.document))
-                key.check(run)
+                key.check(run, owner)
                 draft.document["lease"] = _lease(key.fence, owner, ttl, token)
                 if draft.publish() is not None:
                     return
