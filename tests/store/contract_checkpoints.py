@@ -6,7 +6,7 @@ import pytest
 from actors import COLLECTION, PERMANENT, acquire, reader, started, state
 
 from pipefit.errors import NotFound, StoreError
-from pipefit.records import NOTHING, Best, RunState
+from pipefit.records import NOTHING, Best, RunState, TensorFacts
 
 DTYPES = [
     np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64, np.uint64,
@@ -207,6 +207,19 @@ class CheckpointsContract:
         assert reader(store).weights(include="nothing") == {}
         with pytest.raises(StoreError, match=r"include '\(' is not a regular expression"):
             reader(store).weights(include="(")
+
+    def test_what_a_checkpoint_holds_is_told_without_its_tensors(self, store):
+        tensors = {f"{np.dtype(d)} {s}": np.ones(s, d) for d in DTYPES for s in SHAPES}
+        writer = started(store)
+        writer.commit(10, tensors, PERMANENT)
+        writer.commit(20, {"other": np.ones(7)}, PERMANENT)
+        run = reader(store)
+
+        wanted = {name: TensorFacts(a.dtype.name, a.shape) for name, a in tensors.items()}
+        assert run.tensors(10) == wanted
+        assert run.tensors() == {"other": TensorFacts("float64", (7,))}
+        with pytest.raises(NotFound, match="no committed checkpoint of step 30; its steps"):
+            run.tensors(30)
 
     def test_completed_steps_are_answered_in_bulk(self, store):
         first = started(store).commit(10, state(1.0), PERMANENT)
