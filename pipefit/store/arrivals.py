@@ -71,9 +71,9 @@ class MongoArrival:
         bucket = self._contents.checkpoints if place == CHECKPOINTS else self._contents.artifacts
         told = {**metadata, "run": self._name}
         if key is not None:
-            bucket.put_as(key, bytes(data), told)
+            bucket.put_as(key, data, told)
             return key
-        return bucket.put(bytes(data), f"{self._name}/{filename}", told).id
+        return bucket.put(data, f"{self._name}/{filename}", told).id
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Write a record as it is, `created` included."""

@@ -58,6 +58,33 @@ class StoredFile:
     label: str = "file"
 
 
+class Source(Protocol):
+    """What is to be written; `pipefit.store.codec.TensorFile` is one."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+
+    def pieces(self) -> Iterable[memoryview]:
+        """The bytes in order, the same whenever they are asked for."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A source that is in memory in one piece."""
+
+    data: bytes | bytearray
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+        return len(self.data)
+
+    def pieces(self) -> Iterable[memoryview]:
+        """The bytes in order."""
+        return [memoryview(self.data)]
+
+
 class Files(Protocol):
     """Files of one kind: written under a fresh id, verified, never changed.
 
@@ -65,7 +92,9 @@ class Files(Protocol):
     kept there; what no record names is garbage.
     """
 
-    def put(self, data: bytes, filename: str, metadata: Mapping[str, Any]) -> StoredFile:
+    def put(
+        self, data: bytes | bytearray, filename: str, metadata: Mapping[str, Any]
+    ) -> StoredFile:
         """Write the bytes; `filename` and `metadata` (at least the run) say whose they are."""
 
     def put_tensors(

@@ -231,7 +231,9 @@ class CachedFiles:
         self._files = files
         self._cache = cache
 
-    def put(self, data: bytes, filename: str, metadata: Mapping[str, Any]) -> StoredFile:
+    def put(
+        self, data: bytes | bytearray, filename: str, metadata: Mapping[str, Any]
+    ) -> StoredFile:
         """Write the bytes; no copy is kept."""
         return self._files.put(data, filename, metadata)
 

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
 from pipefit.errors import StoreError
 from pipefit.records import TensorFacts
@@ -44,6 +43,7 @@ _DTYPES = {
     "F64": "float64",
     "C64": "complex64",
 }
+_CODES = {name: code for code, name in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -89,23 +89,61 @@ class TensorIndex:
         return {name: entry for name, entry in self.entries.items() if pattern.search(name)}
 
 
-def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """The tensors in the safetensors layout.
+class TensorFile:
+    """Tensors in the safetensors layout, made piece by piece: no copy of all of them is made.
+
+    Args:
+        tensors: by name; they are not to change as long as this is used.
+
+    Attributes:
+        header: what lies where in it, as JSON.
+        size: bytes of the file.
 
     Raises:
         StoreError: a dtype that the layout does not have (text, objects), or a reserved name.
     """
-    return safetensors.numpy.save({name: _storable(name, a) for name, a in tensors.items()})
+
+    def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
+        for name, array in tensors.items():
+            _check_storable(name, array)
+        # The widest first, so that each lies at a multiple of its width.
+        self._tensors = sorted(tensors.items(), key=lambda pair: (-pair[1].dtype.itemsize, pair[0]))
+        entries = {}
+        end = 0
+        for name, array in self._tensors:
+            begin, end = end, end + array.nbytes
+            code = _CODES[array.dtype.name]
+            entries[name] = {"dtype": code, "shape": array.shape, "data_offsets": (begin, end)}
+        text = json.dumps(entries, separators=(",", ":"))
+        self.header = text.ljust(-(-len(text) // 8) * 8)
+        self.size = 8 + len(self.header) + end
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The bytes of the file, in order; the same whenever they are asked for."""
+        header = self.header.encode()
+        yield memoryview(len(header).to_bytes(8, "little") + header)
+        for _, array in self._tensors:
+            yield _memory_of(array)
 
 
-def _storable(name: str, array: np.ndarray) -> np.ndarray:
-    if name == "__metadata__" or array.dtype.name not in _DTYPES.values():
+def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """The tensors in the safetensors layout; raises as `TensorFile` does."""
+    return b"".join(TensorFile(tensors).pieces())
+
+
+def _check_storable(name: str, array: np.ndarray) -> None:
+    if name == "__metadata__" or array.dtype.name not in _CODES:
         raise StoreError(
             f"tensor {name!r} of dtype {array.dtype} cannot be stored: its name must not be "
-            f"__metadata__ and its dtype one of {', '.join(_DTYPES.values())}"
+            f"__metadata__ and its dtype one of {', '.join(_CODES)}"
         )
-    # safetensors copies the memory as it lies there, whatever the strides say.
-    return np.asarray(array, order="C")
+
+
+def _memory_of(array: np.ndarray) -> memoryview:
+    """The bytes of an array, which is copied only if they lie otherwise in memory."""
+    straight = np.asarray(array, named_dtype(array.dtype.name), order="C")
+    # As bytes: not every dtype has a buffer of its own.
+    return straight.reshape(-1).view(np.uint8).data
 
 
 def header_text(data: Bytes) -> str:

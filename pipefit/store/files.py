@@ -6,8 +6,7 @@ length and sha256 kept there; what no record names is being written, or garbage.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,8 @@ from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
 from pipefit.errors import CheckpointCorrupt, StoreError
-from pipefit.store.backend import Document, FoundFile, StoredFile, undamaged
+from pipefit.store.backend import Document, FoundFile, Source, StoredFile, Whole, undamaged
+from pipefit.store.chunks import SIZE, Chunks
 from pipefit.store.client import REPLICATED, Connection, guarded, retrying
 
 if TYPE_CHECKING:
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 # Larger headers stay in the file alone: they would make listing the files slow.
 _HEADER_LIMIT = 500_000
-_CHUNKS_PER_QUERY = 1000
-
-_CHUNK = 255 * 1024
-_MESSAGE = 16 * _CHUNK
 
 _indexed: set[tuple[str, str]] = set()
 
@@ -49,37 +45,43 @@ class Bucket:
 
     @property
     def chunks(self) -> Collection[Document]:
-        """The bytes, 255 KiB per document."""
+        """The bytes, 255 KiB per document; they have always been so many."""
         return self.connection.database[f"{self.name}.chunks"]
 
-    def put(self, data: bytes, filename: str, metadata: Mapping[str, Any]) -> StoredFile:
+    def put(
+        self, data: bytes | bytearray, filename: str, metadata: Mapping[str, Any]
+    ) -> StoredFile:
         """Write the bytes under a fresh id and read them back.
 
         An upload that loses its connection is repeated whole under another id. Nothing is left of
         a failed one, unless the server cannot be reached to remove it.
 
         Raises:
-            StoreError: what came back is not what was written.
+            CheckpointCorrupt: what came back is not what was written.
         """
-        sha256 = hashlib.sha256(data).hexdigest()
-        document = {**metadata, "sha256": sha256}
-        failed: list[ObjectId] = []
-        with self.connection.errors():
-            retrying()(self._create_index)
-            stored = retrying()(self._put_once, data, filename, document, failed)
-            self._remove(failed)
-        return stored
+        return self._put(Whole(data), filename, metadata)
 
     def put_tensors(
         self, tensors: Mapping[str, np.ndarray], filename: str, metadata: Mapping[str, Any]
     ) -> StoredFile:
-        """Write tensors; their index is kept beside the file as well, unless it is very long."""
-        from pipefit.store import codec
+        """Write tensors; their index is kept beside the file as well, unless it is very long.
 
-        data = codec.encode_tensors(tensors)
-        return self.put(data, filename, {**metadata, **_index_of(data)})
+        No copy of all of them is made. Otherwise as `put`.
+        """
+        from pipefit.store.codec import TensorFile
 
-    def put_as(self, key: str, data: bytes, metadata: Mapping[str, Any]) -> None:
+        file = TensorFile(tensors)
+        return self._put(file, filename, {**metadata, **_index_of(file.header)})
+
+    def _put(self, source: Source, filename: str, metadata: Mapping[str, Any]) -> StoredFile:
+        failed: list[ObjectId] = []
+        with self.connection.errors():
+            retrying()(self._create_index)
+            stored = retrying()(self._put_once, source, filename, metadata, failed)
+            self._remove(failed)
+        return stored
+
+    def put_as(self, key: str, data: bytes | bytearray, metadata: Mapping[str, Any]) -> None:
         """Write a file under an id that it has elsewhere, and read it back.
 
         What there is of it already, of an earlier try for the same run, is replaced.
@@ -90,14 +92,17 @@ class Bucket:
             metadata: at least the run.
 
         Raises:
-            StoreError: another run has a file of this id, or what came back is not what was
-                written.
+            StoreError: another run has a file of this id.
+            CheckpointCorrupt: what came back is not what was written.
         """
-        document = {**metadata, **_index_of(data), "sha256": hashlib.sha256(data).hexdigest()}
+        from pipefit.store import codec
+
+        header = "" if codec.header_length(data) > len(data) - 8 else codec.header_text(data)
+        document = {**metadata, **_index_of(header)}
         with self.connection.errors():
             self._check_free(_object_id(key), metadata["run"])
             retrying()(self._create_index)
-            retrying()(self._put_again, _object_id(key), data, document)
+            retrying()(self._put_again, _object_id(key), Whole(data), document)
 
     def _check_free(self, key: ObjectId, run: str) -> None:
         there = retrying()(self.files.find_one, {"_id": key}, {"metadata.run": 1})
@@ -107,88 +112,56 @@ class Bucket:
                 "import into another database"
             )
 
-    def _put_again(self, key: ObjectId, data: bytes, metadata: Document) -> None:
+    def _put_again(self, key: ObjectId, source: Source, metadata: Document) -> None:
         self._remove([key])
-        self._insert(key, data, f"{metadata['run']}/{key}.safetensors", metadata)
-        self._verify(StoredFile(str(key), len(data), metadata["sha256"]))
+        self._write(key, source, f"{metadata['run']}/{key}.safetensors", metadata)
 
     def _put_once(
-        self, data: bytes, filename: str, metadata: Document, failed: list[ObjectId]
+        self, source: Source, filename: str, metadata: Mapping[str, Any], failed: list[ObjectId]
     ) -> StoredFile:
         key = ObjectId()
         try:
-            self._insert(key, data, filename, metadata)
-            stored = StoredFile(str(key), len(data), metadata["sha256"])
-            self._verify(stored)
+            sha256 = self._write(key, source, filename, metadata)
         except BaseException:
             # Otherwise chunks would stay that no file owns.
             failed.append(key)
             with suppress(PyMongoError):
                 self._remove([key])
             raise
-        return stored
+        return StoredFile(str(key), source.size, sha256)
 
-    def _insert(self, key: ObjectId, data: bytes, filename: str, metadata: Document) -> None:
-        """Write a file as GridFS lays it out.
-
-        The driver's own bucket sends messages of 32 MB, which takes half as long again.
-        """
+    def _write(
+        self, key: ObjectId, source: Source, filename: str, metadata: Mapping[str, Any]
+    ) -> str:
+        """Write a file as GridFS lays it out, and read it back; returns its sha256."""
         # First the document, so that whoever finds the chunks of an upload that was killed knows
         # whose they are and, by the server's clock, how old.
         document = {
             "filename": filename,
-            "length": Int64(len(data)),
-            "chunkSize": _CHUNK,
+            "length": Int64(source.size),
+            "chunkSize": SIZE,
             "metadata": metadata,
         }
         stamped = {"$mergeObjects": [{"_id": key, "uploadDate": "$$NOW"}, {"$literal": document}]}
-        self.files.with_options(write_concern=REPLICATED).update_one(
-            {"_id": key}, [{"$replaceWith": stamped}], upsert=True
-        )
-        # The bytes need not be on disk yet: the journalled write that publishes them comes after
-        # them in the same journal.
-        chunks = self.chunks.with_options(write_concern=REPLICATED)
-        for start in range(0, len(data), _MESSAGE):
-            end = min(start + _MESSAGE, len(data))
-            chunks.insert_many(
-                [
-                    {"files_id": key, "n": begin // _CHUNK, "data": data[begin : begin + _CHUNK]}
-                    for begin in range(start, end, _CHUNK)
-                ],
-                ordered=False,
+        files = self.files.with_options(write_concern=REPLICATED)
+        files.update_one({"_id": key}, [{"$replaceWith": stamped}], upsert=True)
+        sha256 = self._chunks_of(key).write(source)
+        sealed = files.update_one({"_id": key}, {"$set": {"metadata.sha256": sha256}})
+        if sealed.matched_count == 0:
+            raise StoreError(
+                f"{filename} was removed from {self.name} while it was written: type the same "
+                "command again"
             )
+        return sha256
+
+    def _chunks_of(self, key: ObjectId, size: int = SIZE) -> Chunks:
+        return Chunks(self.chunks, key, size)
 
     def _create_index(self) -> None:
         if (self.connection.shown, self.name) not in _indexed:
             self.chunks.create_index([("files_id", 1), ("n", 1)], unique=True)
             _indexed.add((self.connection.shown, self.name))
 
-    def _verify(self, file: StoredFile) -> None:
-        for _ in self._verified(file):
-            pass
-
-    def _verified(self, file: StoredFile) -> Iterator[bytes]:
-        """The chunks of a file; raises at its end if length or sha256 differ."""
-        digest = hashlib.sha256()
-        size = 0
-        for _, data in self._find(file, {}):
-            digest.update(data)
-            size += len(data)
-            yield data
-        if (size, digest.hexdigest()) != (file.size, file.sha256):
-            raise CheckpointCorrupt(
-                f"{file.label} is damaged: {self.name} holds {size} bytes with sha256 "
-                f"{digest.hexdigest()} under {file.id}, its record says {file.size} bytes and "
-                f"{file.sha256}; use an earlier one"
-            )
-
-    def _find(self, file: StoredFile, condition: Mapping[str, Any]) -> Iterator[tuple[int, bytes]]:
-        """Number and bytes of the chunks that fulfil the condition, in order."""
-        wanted = {"files_id": _object_id(file.id), **condition}
-        for chunk in self.chunks.find(wanted, {"_id": 0, "n": 1, "data": 1}).sort("n", 1):
-            yield chunk["n"], chunk["data"]
-
-    @guarded
     def read(self, file: StoredFile) -> bytearray:
         """All bytes of a file, verified.
 
@@ -196,13 +169,19 @@ class Bucket:
             CheckpointCorrupt: it is gone, or its length or sha256 differ.
         """
         buffer = bytearray(file.size)
-        view = memoryview(buffer)
-        at = 0
-        for data in self._verified(file):
-            room = view[at : at + len(data)]
-            room[:] = data[: len(room)]  # more than there is room for is found by the length
-            at += len(data)
+        self._read_into(memoryview(buffer), file)
         return buffer
+
+    @guarded
+    def _read_into(self, buffer: memoryview, file: StoredFile) -> None:
+        with undamaged(file):
+            # Without a look at its document: the record that names the file says enough.
+            sha256 = self._chunks_of(_object_id(file.id)).read_into(buffer)
+        if sha256 != file.sha256:
+            raise CheckpointCorrupt(
+                f"{file.label} is damaged: {self.name} holds {file.size} bytes with sha256 "
+                f"{sha256} under {file.id}, its record says {file.sha256}; use an earlier one"
+            )
 
     def read_tensors(self, file: StoredFile, include: str | None = None) -> dict[str, np.ndarray]:
         """The tensors whose name matches `include`; None: all, and the whole file is verified.
@@ -214,9 +193,14 @@ class Bucket:
             return self._read_all(file) if include is None else self._read_some(file, include)
 
     def _read_all(self, file: StoredFile) -> dict[str, np.ndarray]:
+        import numpy as np
+
         from pipefit.store import codec
 
-        return codec.decode_tensors(memoryview(self.read(file)))
+        # Other than of a bytearray, nobody fills it with zeros first.
+        buffer = np.empty(file.size, np.uint8).data
+        self._read_into(buffer, file)
+        return codec.decode_tensors(buffer)
 
     @guarded
     def _read_some(self, file: StoredFile, include: str) -> dict[str, np.ndarray]:
@@ -234,7 +218,7 @@ class Bucket:
             {n for _, begin, end in spans.values() for n in _chunk_numbers(begin, end, size)}
         )
         # Chunks that follow each other in the file do so here, so that every tensor is one piece.
-        data = memoryview(self._chunks_of(file, numbers, size))
+        data = memoryview(self._chunks_of(_object_id(file.id), size).some(numbers, file.size))
         place = {number: i * size for i, number in enumerate(numbers)}
         found = {}
         for name, (entry, begin, end) in spans.items():
@@ -269,26 +253,12 @@ class Bucket:
         if header is None:
             from pipefit.store import codec
 
-            end = 8 + codec.header_length(self._chunks_of(file, [0], size))
+            held = self._chunks_of(_object_id(file.id), size)
+            end = 8 + codec.header_length(held.some([0], file.size))
             if end > file.size:
                 raise ValueError("its header points beyond its end")
-            numbers = _chunk_numbers(0, end, size)
-            header = codec.header_text(self._chunks_of(file, numbers, size))
+            header = codec.header_text(held.some(_chunk_numbers(0, end, size), file.size))
         return size, header
-
-    def _chunks_of(self, file: StoredFile, numbers: Sequence[int], size: int) -> bytearray:
-        """The chunks of these numbers, one after the other."""
-        buffer = bytearray()
-        for start in range(0, len(numbers), _CHUNKS_PER_QUERY):
-            asked = list(numbers[start : start + _CHUNKS_PER_QUERY])
-            expected = iter(asked)
-            for number, data in self._find(file, {"n": {"$in": asked}}):
-                if number != next(expected) or len(data) != min(size, file.size - number * size):
-                    raise ValueError(f"chunk {number} is out of place")
-                buffer += data
-            if next(expected, None) is not None:
-                raise ValueError("a chunk is missing")
-        return buffer
 
     def found(self, place: str) -> Iterator[FoundFile]:
         """All files, and bytes of which there is no file; called `place`."""
@@ -330,13 +300,9 @@ class Bucket:
             self.files.delete_many({"_id": {"$in": keys}})
 
 
-def _index_of(data: bytes) -> Document:
+def _index_of(header: str) -> Document:
     """What is kept of a file of tensors in its metadata."""
-    from pipefit.store import codec
-
-    if codec.header_length(data) > min(_HEADER_LIMIT, len(data) - 8):
-        return {}
-    return {"header": codec.header_text(data)}
+    return {"header": header} if 0 < len(header) <= _HEADER_LIMIT else {}
 
 
 def _chunk_numbers(begin: int, end: int, size: int) -> range:

@@ -242,9 +242,9 @@ def test_a_failed_upload_leaves_no_chunks(store, database, monkeypatch):
 
     monkeypatch.setattr(Collection, "insert_many", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        writer.commit(7, big(), PERMANENT)
+        writer.commit(7, big(40), PERMANENT)
 
-    assert len(inserted) == 2
+    assert 2 <= len(inserted) <= 4  # of 11: those that were under way
     assert stored(database) == (1, [])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipefit.errors import CheckpointCorrupt, StoreError
-from pipefit.store.backend import StoredFile, undamaged
+from pipefit.store.backend import Source, StoredFile, Whole, undamaged
 from pipefit.store.local import disk
 from pipefit.store.local.disk import guarded
 from pipefit.store.local.places import file_name, is_file_name
@@ -35,35 +35,43 @@ class Folder:
         self.path = path
         self.shown = shown
 
-    @guarded
-    def put(self, data: bytes, filename: str, metadata: Mapping[str, Any]) -> StoredFile:
+    def put(
+        self, data: bytes | bytearray, filename: str, metadata: Mapping[str, Any]
+    ) -> StoredFile:
         """Write the bytes under a fresh name that resembles the wanted one, and read them back.
 
         Raises:
             CheckpointCorrupt: what came back is not what was written.
         """
-        disk.make_folders(self.path)
-        name = file_name(filename)
-        digest = hashlib.sha256()
-        draft = disk.write(self.path, _digested(data, digest))
-        stored = StoredFile(name, len(data), digest.hexdigest())
-        try:
-            with draft.open("rb") as file:
-                _forget(file)
-                self._check(stored, *_digest_of(file))
-        except BaseException:
-            disk.remove(draft)
-            raise
-        disk.move(draft, self.path / name)
-        return stored
+        return self._put(Whole(data), filename)
 
     def put_tensors(
         self, tensors: Mapping[str, np.ndarray], filename: str, metadata: Mapping[str, Any]
     ) -> StoredFile:
-        """Write tensors in the safetensors layout."""
-        from pipefit.store import codec
+        """Write tensors in the safetensors layout, without a copy of all of them; as `put`."""
+        from pipefit.store.codec import TensorFile
 
-        return self.put(codec.encode_tensors(tensors), filename, metadata)
+        return self._put(TensorFile(tensors), filename)
+
+    @guarded
+    def _put(self, source: Source, filename: str) -> StoredFile:
+        disk.make_folders(self.path)
+        name = file_name(filename)
+        digest = hashlib.sha256()
+        draft = disk.write(self.path, _digested(source, digest))
+        try:
+            with draft.open("rb") as file:
+                _forget(file)
+                if not _holds(file, source):
+                    raise CheckpointCorrupt(
+                        f"{filename} came back from {self.path} otherwise than it was written, so "
+                        "it is not kept: check the disk, then type the same command again"
+                    )
+        except BaseException:
+            disk.remove(draft)
+            raise
+        disk.move(draft, self.path / name)
+        return StoredFile(name, source.size, digest.hexdigest())
 
     @guarded
     def read(self, file: StoredFile) -> bytearray:
@@ -146,11 +154,11 @@ class Folder:
                 disk.remove(self.path / name)
 
 
-def _digested(data: bytes, digest: hashlib._Hash) -> Iterator[memoryview]:
-    view = memoryview(data)
-    for at in range(0, len(view), _PIECE):
-        digest.update(view[at : at + _PIECE])
-        yield view[at : at + _PIECE]
+def _digested(source: Source, digest: hashlib._Hash) -> Iterator[memoryview]:
+    for piece in source.pieces():
+        for at in range(0, len(piece), _PIECE):
+            digest.update(piece[at : at + _PIECE])
+            yield piece[at : at + _PIECE]
 
 
 def _index_of(stored: BufferedReader, file: StoredFile) -> TensorIndex:
@@ -171,6 +179,12 @@ def _forget(file: BufferedReader) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _digest_of(file: BufferedReader) -> tuple[int, str]:
-    digest = hashlib.file_digest(file, "sha256")
-    return file.tell(), digest.hexdigest()
+def _holds(file: BufferedReader, source: Source) -> bool:
+    """Whether a file has these bytes and no others."""
+    for piece in source.pieces():
+        for at in range(0, len(piece), _PIECE):
+            expected = piece[at : at + _PIECE]
+            back = bytearray(len(expected))  # two memoryviews would be compared byte by byte
+            if file.readinto(back) != len(expected) or back != expected:
+                return False
+    return not file.read(1)
