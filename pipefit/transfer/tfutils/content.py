@@ -91,7 +91,6 @@ class TfutilsContent:
         collection: the collection that the run is to be in.
         name: what it is to be called.
         open_checkpoint: opens one of its checkpoints.
-        imported: when (UTC, to the millisecond).
     """
 
     def __init__(
@@ -100,13 +99,11 @@ class TfutilsContent:
         collection: str,
         name: str,
         open_checkpoint: OpenCheckpoint,
-        imported: datetime,
     ) -> None:
         self.collection = collection
         self.name = name
         self._found = found
         self._open = open_checkpoint
-        self._imported = imported
         self.blocks = training_blocks(found.records, found.skipped)
         self.validations = _validations(found)
 
@@ -143,7 +140,7 @@ class TfutilsContent:
             "attempt": attempt,
             "ended": None,
             "described": {"model": json.dumps(told["model"]), "artifacts": [artifact]},
-            "history": history(found, self.start, _FENCE, self._imported),
+            "history": history(found, self.start, _FENCE),
         }
         return document, [part]
 

@@ -6,7 +6,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pipefit.errors import LoadError, NotFound, StoreError, StoreUnavailable
@@ -88,8 +87,7 @@ def import_tfutils(
         found, read = find(database, exp_id, items), _Read()
         if unpickle and store is not None:
             found = _with_pickled(database, found, read)
-        when = _now() if store is None else _when(store, place, run)
-        content = TfutilsContent(found, place, run, open_checkpoint, when)
+        content = TfutilsContent(found, place, run, open_checkpoint)
         new = None if store is None else store.import_run(content)
         yield _told(content, found, new, read)
 
@@ -206,20 +204,6 @@ def _told(
         refused=read.refused,
         skipped=found.skipped.values,
     )
-
-
-def _when(store: Store, collection: str, name: str) -> datetime:
-    """When it is, or was, imported: again it must be the same run."""
-    if store.statuses(collection, [name]):
-        for entry in store.run(name, collection).document()["history"]:
-            if entry.get("event") == "imported" and isinstance(entry["time"], datetime):
-                return entry["time"]
-    return _now()
-
-
-def _now() -> datetime:
-    now = datetime.now(UTC)
-    return now.replace(microsecond=now.microsecond // 1000 * 1000)
 
 
 def _run_name(exp_id: str) -> str:

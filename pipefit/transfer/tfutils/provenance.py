@@ -75,12 +75,15 @@ def provenance(found: Experiment) -> bytes:
     return json.dumps(json.loads(encode(told)), indent=1).encode() + b"\n"
 
 
-def history(found: Experiment, start: int, fence: int, imported: datetime) -> list[dict[str, Any]]:
-    """The history of the run: where it came from, and how its parameters were changed."""
+def history(found: Experiment, start: int, fence: int) -> list[dict[str, Any]]:
+    """The history of the run: where it came from, and how its parameters were changed.
+
+    It does not say when it was imported, but what it was then: so it is the same run wherever and
+    how often it is.
+    """
     entries: list[dict[str, Any]] = []
-    first = found.records[0]
     if loaded := _loaded(found, start):
-        entries.append({"time": milliseconds(first.written), "fence": fence, **loaded})
+        entries.append({"time": milliseconds(found.records[0].written), "fence": fence, **loaded})
     for before, after in _neighbours(found):
         changes = list(_changes(before.params, after.params))
         if changes:
@@ -89,7 +92,8 @@ def history(found: Experiment, start: int, fence: int, imported: datetime) -> li
             )
     origin = {"from": "tfutils", "database": f"{found.database}/{found.collection}"}
     told = {"event": "imported", **origin, "exp_id": found.exp_id}
-    return [*entries, {"time": imported, "fence": fence, **told}]
+    last = milliseconds(max(record.written for record in found.records))
+    return [*entries, {"time": last, "fence": fence, **told}]
 
 
 def _loaded(found: Experiment, start: int) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ answer at once.
 
 from __future__ import annotations
 
-import difflib
 import shutil
 import sys
 from pathlib import Path
@@ -15,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipefit import settings
+from pipefit.cli import moving, replaying
+from pipefit.cli.common import find_run, no_such, of_collection, open_settings_store
 from pipefit.errors import NotFound, PipefitError, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipefit.records import Garbage
-    from pipefit.store.base import RunReader, Store
+    from pipefit.store.base import RunReader
     from pipefit.store.server import ServerStatus
 
 REPORT = "report.html"
@@ -54,10 +55,10 @@ def runs(collection: str | None) -> None:
     """List the runs."""
     from pipefit.report.text import runs_table
 
-    store = _store()
+    store = open_settings_store()
     known = store.collections()
     if collection is not None and collection not in known:
-        raise NotFound(_no_such("collection", collection, store, known))
+        raise NotFound(no_such("collection", collection, store, known))
     rows: Any = store.runs(collection).to_dict("records")
     if rows:
         click.echo(runs_table(rows, width=_width()))
@@ -65,21 +66,16 @@ def runs(collection: str | None) -> None:
         click.echo(f"no runs yet in {store.describe()}")
 
 
-_of_collection = click.option(
-    "--collection", metavar="C", help="Where the run is, if several have one so named."
-)
-
-
 @main.command()
 @click.argument("name")
-@_of_collection
+@of_collection
 @click.option("--toml", is_flag=True, help="Print its experiment file instead.")
 @click.option("--lines", is_flag=True, help="Print what rewinds took out of it instead.")
 def show(name: str, collection: str | None, toml: bool, lines: bool) -> None:
     """Show one run: its state, results, checkpoints and attempts."""
     from pipefit.report.text import lines_text, run_text
 
-    run = _find(_store(), name, collection)
+    run = find_run(open_settings_store(), name, collection)
     if toml:
         click.echo(_experiment_file(run), nl=False)
     elif lines:
@@ -92,15 +88,15 @@ def show(name: str, collection: str | None, toml: bool, lines: bool) -> None:
 @main.command()
 @click.argument("name")
 @click.option("--step", type=int, required=True, help="The step that becomes the newest one.")
-@_of_collection
+@of_collection
 def rewind(name: str, step: int, collection: str | None) -> None:
     """Take a run back to one of its checkpoints.
 
     What came after it no longer counts; `pipefit show NAME --lines` lists it. Training the run
     again continues after that step.
     """
-    store = _store()
-    run = _find(store, name, collection)
+    store = open_settings_store()
+    run = find_run(store, name, collection)
     store.rewind(run.collection, name, step)
     number = run.lines()[-1].number
     click.echo(
@@ -120,7 +116,7 @@ def gc(collection: str | None, dry_run: bool, yes: bool) -> None:
     """
     from pipefit.report.text import garbage_table
 
-    store = _store()
+    store = open_settings_store()
     found = store.garbage(collection)
     if found:
         click.echo(garbage_table(found, width=_width()))
@@ -133,57 +129,10 @@ def gc(collection: str | None, dry_run: bool, yes: bool) -> None:
     click.echo(_amount(removed, "removed"))
 
 
-@main.command()
-@click.argument("words", nargs=-1, required=True, metavar="[NAME] FILE.tar")
-@_of_collection
-def export(words: tuple[str, ...], collection: str | None) -> None:
-    """Write one run, or all runs of --collection C, into one file.
-
-    `pipefit import` stores them in another database, where they continue. Runs may be trained
-    meanwhile.
-    """
-    from pipefit import transfer
-    from pipefit.report.words import size
-
-    *names, file = words
-    if len(names) > 1 or not (names or collection):
-        raise click.UsageError("name one run and a file, or give --collection and a file")
-    store = _store()
-    if names:
-        collection = _find(store, names[0], collection).collection
-    elif collection not in (known := store.collections()):
-        raise NotFound(_no_such("collection", str(collection), store, known))
-    done = transfer.export_runs(store, Path(file), str(collection), names or None, tell=_tell)
-    runs = "1 run" if len(done.runs) == 1 else f"{len(done.runs)} runs"
-    click.echo(f"{file}: {runs}, {size(done.size)}, sha256 {done.sha256}")
-
-
-@main.command("import")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--uri",
-    metavar="URI",
-    help="Of the database, if it is another one. '${NAME}' in it stands for an environment "
-    "variable: what is typed can be seen by everybody on this machine.",
-)
-def import_(file: Path, uri: str | None) -> None:
-    """Store the runs of a file that `pipefit export` has written.
-
-    A run that is there already is left alone if it is the same, and refused if it is not.
-    """
-    from pipefit import transfer
-    from pipefit.store import open_store
-
-    if uri is not None and "${" not in uri and without_passwords(uri) != uri:
-        click.echo(
-            "pipefit: warning: everybody on this machine could see the password in --uri; set a "
-            "variable to it, and write '${NAME}' in its place",
-            err=True,
-        )
-    store = open_store(None if uri is None else settings.with_environment("--uri", uri))
-    for run in transfer.import_runs(store, file, tell=_tell):
-        there = "imported" if run.new else "was there already"
-        click.echo(f"{run.collection}/{run.name} {there}")
+main.add_command(moving.export)
+main.add_command(moving.import_)
+main.add_command(moving.import_tfutils)
+main.add_command(replaying.replay)
 
 
 @main.group()
@@ -246,42 +195,9 @@ def _show_server(status: ServerStatus) -> None:
         click.echo("Pipefit uses another database: PIPEFIT_MONGO_URI or luigi.cfg names one")
 
 
-def _store() -> Store:
-    from pipefit.store import open_store
-
-    return open_store()
-
-
 def _width() -> int | None:
     """Columns of the terminal; None if a file or a pipe reads."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def _find(store: Store, name: str, collection: str | None) -> RunReader:
-    """The run of this name; without a collection it must be in exactly one."""
-    if collection is not None:
-        return store.run(name, collection)
-    holders = [c for c in store.collections() if store.statuses(c, [name])]
-    if len(holders) > 1:
-        choices = ", ".join(holders)
-        raise NotFound(
-            f"several collections have a run {name!r}: {choices}; say which with --collection"
-        )
-    if not holders:
-        raise NotFound(_no_such("run", name, store, [str(n) for n in store.runs()["name"]]))
-    return store.run(name, holders[0])
-
-
-def _no_such(kind: str, name: str, store: Store, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, sorted(set(known)), n=5, cutoff=0.5)
-    hint = f"the nearest: {', '.join(nearest)}" if nearest else "`pipefit runs` lists all"
-    return f"no {kind} {name!r} in {store.describe()}; {hint}"
-
-
-def _tell(name: str) -> None:
-    """Say what is being done; only to whoever sits there."""
-    if sys.stderr.isatty():
-        click.echo(f"{name} ...", err=True)
 
 
 def _amount(items: Sequence[Garbage], what: str) -> str:
