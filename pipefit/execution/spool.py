@@ -123,17 +123,16 @@ class Spool:
             raise ValueError(f"{told['file']} has another sha256 than {_MANIFEST} says")
         return data
 
-    def remove(self) -> None:
-        """Remove the folder, and those above it that are empty then."""
-        # Out of sight first: what is half removed is no spool.
-        draft = self.folder.with_name(f"{_DRAFT}{self.folder.name}")
-        self.folder.replace(draft)
-        shutil.rmtree(draft, ignore_errors=True)
-        for above in self.folder.parents[:2]:
-            try:
-                above.rmdir()
-            except OSError:
-                return
+    def told(self) -> str:
+        """Whose it is and what it holds, for people."""
+        kinds = [entry["kind"] for entry in self.entries]
+        steps = [entry["step"] for entry in self.entries if entry["kind"] == "checkpoint"]
+        newest = f", checkpoints of the steps {', '.join(map(str, steps))}" if steps else ""
+        return (
+            f"{self.folder}: run {self.key.collection}/{self.key.name}, attempt {self.key.fence}, "
+            f"left {self.written:%Y-%m-%d %H:%M:%S} UTC{newest}; "
+            f"{len(kinds)} {'piece' if len(kinds) == 1 else 'pieces'}"
+        )
 
 
 def root() -> Path:
@@ -174,6 +173,25 @@ def read(folder: Path) -> Spool:
         ) from None
     except (KeyError, ValueError, TypeError, OSError) as error:
         raise _damaged(folder, error) from error
+
+
+def remove(folder: Path) -> None:
+    """Remove a spool, even a damaged one, and the folders above it that are empty then.
+
+    Raises:
+        StoreError: it is none.
+    """
+    if not (folder / _MANIFEST).is_file():
+        raise StoreError(f"{folder} holds nothing that was left for a database: it stays")
+    # Out of sight first: what is half removed is no spool.
+    draft = folder.with_name(f"{_DRAFT}{folder.name}")
+    folder.replace(draft)
+    shutil.rmtree(draft, ignore_errors=True)
+    for above in folder.parents[:2]:
+        try:
+            above.rmdir()
+        except OSError:
+            return
 
 
 def write(store: str, key: AttemptKey, ttl: float, entries: Iterable[Entry]) -> Path:
@@ -227,8 +245,8 @@ def _unwritten(folder: Path, error: OSError) -> str:
 
 def _damaged(folder: Path, error: Exception) -> StoreError:
     return StoreError(
-        f"{folder} is damaged ({error}): `pipefit replay --discard` removes it, and the run "
-        "continues from its newest checkpoint"
+        f"{folder} is damaged ({error}): pipefit replay --discard {folder} removes it, and the run "
+        "continues from its newest checkpoint in the database"
     )
 
 
