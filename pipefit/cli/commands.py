@@ -16,14 +16,13 @@ import click
 from pipefit import settings
 from pipefit.cli import moving, replaying
 from pipefit.cli.common import find_run, no_such, of_collection, open_settings_store
-from pipefit.errors import NotFound, PipefitError, ReplayRefused, RunOwned, without_passwords
+from pipefit.errors import NotFound, PipefitError, without_passwords
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from pipefit.execution.spool import Spool
     from pipefit.records import Garbage
-    from pipefit.store.base import RunReader, Store
+    from pipefit.store.base import RunReader
     from pipefit.store.server import ServerStatus
 
 REPORT = "report.html"
@@ -128,49 +127,6 @@ def gc(collection: str | None, dry_run: bool, yes: bool) -> None:
     # Looked for again: what it was named by, or owned by, may have changed since.
     removed = [item for item in store.garbage(collection, remove=True) if item.held is None]
     click.echo(_amount(removed, "removed"))
-
-
-@main.command()
-@click.argument("folders", nargs=-1, metavar="[FOLDER ...]", type=click.Path(path_type=Path))
-@click.option("--discard", is_flag=True, help="Remove it instead.")
-def replay(folders: tuple[Path, ...], discard: bool) -> None:
-    """Write what runs could not write while the database was away.
-
-    Their errors name the folders; without one, all that is there for this database is listed and
-    written. Training a run again does the same for it. --discard needs the folders.
-    """
-    from pipefit.execution import spool
-    from pipefit.execution.replay import belongs_to, replay
-
-    if discard and not folders:
-        raise click.UsageError("--discard removes for good: name the folders")
-    found = [spool.read(path.absolute()) for path in folders] if folders else spool.find()
-    if not found:
-        click.echo("nothing is waiting to be written")
-    store = None if discard or not found else open_settings_store()
-    refused = False
-    for left in found:
-        click.echo(left.told())
-        if store is None:
-            left.remove()
-            click.echo("  discarded")
-        elif not folders and not belongs_to(store, left):
-            click.echo(f"  it waits for {left.store}")
-        else:
-            refused |= not _replayed(store, left, replay)
-    if refused:
-        sys.exit(1)
-
-
-def _replayed(store: Store, left: Spool, replay: Callable[[Store, Spool], None]) -> bool:
-    """Write it; whether it could be, or why not."""
-    try:
-        replay(store, left)
-    except (ReplayRefused, RunOwned) as error:
-        click.echo(f"pipefit: error: {error}", err=True)
-        return False
-    click.echo("  written")
-    return True
 
 
 main.add_command(moving.export)
