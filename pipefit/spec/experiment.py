@@ -238,8 +238,14 @@ class Spec(Table):
             document: what `RunReader.document` of a store gives.
 
         Raises:
-            SpecError: if it is not an experiment, or not one of this version.
+            SpecError: if it is not an experiment, not one of this version, or was imported from
+                another tool.
         """
+        if origin := (document.get("program") or {}).get("imported_from"):
+            raise SpecError(
+                f"run {document['name']!r} was imported from {origin['tool']} and has no experiment "
+                "file: its parameters are under `spec` in RunReader.document()"
+            )
         # Earlier versions stored passwords, too.
         return cls.of_tables(hidden(cls._tables_of(json.dumps(document["spec"]))))
 
