@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import struct
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,8 @@ from pipefit.archives.inventory import Inventory, Limits
 from pipefit.errors import ArchiveError
 
 _PIECE = 2**20
+# Before a member of a zip archive; of it only the lengths of its name and extra field are asked.
+_LOCAL_HEADER = struct.Struct("<26xHH")
 
 # Nothing is unpacked, so the archive's own size is the limit; `zips` refuses what expands too much.
 _NO_LIMITS = Limits(members=sys.maxsize, total_bytes=sys.maxsize, ratio=math.inf)
@@ -49,6 +52,14 @@ class Members(Protocol):
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """The bytes of a file, a megabyte at a time; otherwise as `read`."""
+
+    def place(self, name: str) -> tuple[int, int] | None:
+        """Offset and size of a file's bytes in the archive; None if they are compressed.
+
+        Raises:
+            ArchiveError: the archive is damaged.
+            KeyError: there is no such file.
+        """
 
     def close(self) -> None:
         """Close the archive; nothing can be read afterwards."""
@@ -109,6 +120,9 @@ class _Tar:
         for at in range(0, size, _PIECE):
             yield self._read_at(name, offset + at, min(_PIECE, size - at))
 
+    def place(self, name: str) -> tuple[int, int] | None:
+        return self._places[name]
+
     def close(self) -> None:
         self._file.close()
 
@@ -142,6 +156,19 @@ class _Zip:
         except Exception as error:  # likewise
             raise _unreadable(self.path, name, error) from error
 
+    def place(self, name: str) -> tuple[int, int] | None:
+        info = self._infos[name]
+        if info.compress_type != zipfile.ZIP_STORED:
+            return None
+        # The directory says where the member begins, not how long its own header is.
+        header = os.pread(self._file.fileno(), _LOCAL_HEADER.size, info.header_offset)
+        if len(header) < _LOCAL_HEADER.size or not header.startswith(zips.MAGIC[0]):
+            raise _unreadable(self.path, name, "it is not where the directory says")
+        offset = info.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
+        if offset + info.file_size > os.fstat(self._file.fileno()).st_size:
+            raise _unreadable(self.path, name, "it ends early")
+        return offset, info.file_size
+
     def close(self) -> None:
         self._zip.close()
         self._file.close()
@@ -152,5 +179,5 @@ def _index(path: Path) -> dict[str, tuple[int, int]]:
         return tars.index(file, Inventory(str(path), path.stat().st_size, _NO_LIMITS))
 
 
-def _unreadable(path: Path, name: str, error: Exception) -> ArchiveError:
+def _unreadable(path: Path, name: str, error: object) -> ArchiveError:
     return ArchiveError(f"{path}: {name!r} cannot be read: {error}")

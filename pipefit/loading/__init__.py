@@ -4,5 +4,6 @@ Knows no database and no TensorFlow; who joins it with those is `pipefit.executi
 """
 
 from pipefit.loading.base import Source, TensorInfo
+from pipefit.loading.opening import KNOWN_KINDS, open_file
 
-__all__ = ["Source", "TensorInfo"]
+__all__ = ["KNOWN_KINDS", "Source", "TensorInfo", "open_file"]
