@@ -243,8 +243,8 @@ class Spec(Table):
         """
         if origin := (document.get("program") or {}).get("imported_from"):
             raise SpecError(
-                f"run {document['name']!r} was imported from {origin['tool']} and has no experiment "
-                "file: its parameters are under `spec` in RunReader.document()"
+                f"run {document['name']!r} was imported from {origin['tool']} and has no "
+                "experiment file: its parameters are under `spec` in RunReader.document()"
             )
         # Earlier versions stored passwords, too.
         return cls.of_tables(hidden(cls._tables_of(json.dumps(document["spec"]))))
