@@ -34,9 +34,10 @@ class Order:
     """Everything a worker needs; plain data.
 
     Attributes:
-        kind: "train" every run of the spec to its end, "validate" one set at one step of a spec
-            with one model, or, without any database, "fast_dev_run" one step of everything, or
-            "describe" the models.
+        kind: "load" what [[load]] names into runs that have not begun, "train" every run of the
+            spec to its end, "validate" one set at one step of a spec with one model, or, storing
+            nothing, "fast_dev_run" one step of everything, or "describe" the models and what would
+            be loaded.
         spec: the resolved experiment, as `Spec.to_json` writes it.
         uri: of the database, with its password: orders go through a pipe and are never logged.
         folders: where the archives are (a folder of the unpacked files, or the file), by their name
@@ -49,7 +50,7 @@ class Order:
         program: what started it, for the run's document.
     """
 
-    kind: Literal["train", "validate", "fast_dev_run", "describe"]
+    kind: Literal["load", "train", "validate", "fast_dev_run", "describe"]
     spec: str
     uri: str = field(repr=False)
     folders: Mapping[str, str] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from pipefit.errors import PipefitError
 from pipefit.execution.devices import gpus, place_all
 from pipefit.execution.order import Order
 from pipefit.execution.reporter import Reporter
+from pipefit.execution.worker.loading import load
 from pipefit.execution.worker.places import Places
 from pipefit.execution.worker.results import ShouldStop
 from pipefit.execution.worker.session import Session
@@ -51,7 +52,9 @@ def perform(
         fast_dev_run(order, runs, places, give_up)
         return
     store = open_store(order.uri)
-    if order.kind == "validate":
+    if order.kind == "load":
+        load(order, runs, store, places, reporter)
+    elif order.kind == "validate":
         validate(order, runs[""], store, places, give_up)
     else:
         session = Session(

@@ -19,6 +19,7 @@ from pipefit.execution.reporter import Reporter
 from pipefit.execution.watchdog import Watchdog
 from pipefit.execution.worker.attempt import Attempt
 from pipefit.execution.worker.building import build
+from pipefit.execution.worker.loading import check_loaded
 from pipefit.execution.worker.places import Places, threads_of
 from pipefit.execution.worker.results import ShouldStop
 from pipefit.records import NOTHING, Best, RunOrder
@@ -216,6 +217,7 @@ class Session:
         )
         try:
             start = attempt.restore(course)
+            check_loaded(spec, start, alone=len(self._runs) == 1)
             best = attempt.begin(start)
             course.best = _continued(best if start != NOTHING else None, experiment.worst())
             trainer.updates.rate_scale = attempt.rate_scale

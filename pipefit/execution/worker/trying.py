@@ -12,6 +12,7 @@ from pipefit.execution.order import Order
 from pipefit.execution.reporter import Reporter, RunLog
 from pipefit.execution.watchdog import Watchdog
 from pipefit.execution.worker.building import build
+from pipefit.execution.worker.loading import report
 from pipefit.execution.worker.places import Places, cores
 from pipefit.records import TIMING
 from pipefit.spec import Spec
@@ -23,7 +24,7 @@ logger = logging.getLogger("pipefit.run")
 
 
 def describe(order: Order, runs: Mapping[str, Spec], places: Places, reporter: Reporter) -> None:
-    """Build every model, and hand on a text about each: its layers, shapes, parameters.
+    """Build every model, and hand on texts about each: its layers, what would be loaded.
 
     Args:
         order: what to do.
@@ -32,14 +33,21 @@ def describe(order: Order, runs: Mapping[str, Spec], places: Places, reporter: R
         reporter: receives the texts.
 
     Raises:
-        PipefitError: if one cannot be built.
+        PipefitError: if one cannot be built, or what would be loaded does not fit.
     """
     from pipefit import training
 
+    found = {}
     for name, (experiment, trainer) in build(order, runs, list(runs), places, cores()).items():
         _, texts = training.description(experiment.network, trainer.updates)
         title = f"# The model of {runs[name].name}, on {places.describe(name)}"
         reporter.text(f"{title}\n\n{texts['model.txt'].decode()}")
+        if runs[name].load:
+            found[name] = report(order, runs[name], trainer)
+            title = f"# What [[load]] of {runs[name].name} would load"
+            reporter.text(f"{title}\n\n{found[name].text()}")
+    for name, each in found.items():
+        each.check(f"[[load]] of run {runs[name].name!r}")
 
 
 def fast_dev_run(
@@ -64,6 +72,8 @@ def fast_dev_run(
     """
     from pipefit import training
 
+    if any(spec.load for spec in runs.values()):
+        logger.info("[[load]] is left out here; --dry-run shows what would be loaded")
     built = build(order, runs, list(runs), places, cores())
     limit = min(spec.train.step_timeout for spec in runs.values())
     with Watchdog(limit, give_up) as watchdog:
