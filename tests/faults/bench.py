@@ -28,7 +28,7 @@ _TIMEOUTS = "&serverSelectionTimeoutMS=3000&socketTimeoutMS=3000"
 
 
 class Bench:
-    """Nothing of it is shared with another round, and nothing of it outlives `close`.
+    """Nothing of it is shared with another round, and nothing of it outlives the context.
 
     Args:
         folder: holds everything.
@@ -46,12 +46,19 @@ class Bench:
     def __init__(self, folder: Path, variant: Variant):
         self.folder, self._variant = folder, variant
         os.environ["PIPEFIT_HOME"] = str(folder / "home")  # of `server`, too
-        self.uri = server.ensure_running()
-        self.store: Store = open_store(self.uri, cache=False)
-        self.proxy = Proxy(self.uri + _TIMEOUTS)
         self._mark = uuid.uuid4().hex
-        (folder / "luigi.cfg").write_text(f"[execution]\nlease_seconds = {LEASE}\n")
         self._typed = 0
+
+    def __enter__(self) -> Bench:
+        (self.folder / "luigi.cfg").write_text(f"[execution]\nlease_seconds = {LEASE}\n")
+        try:
+            self.uri = server.ensure_running()
+            self.store: Store = open_store(self.uri, cache=False)
+            self.proxy = Proxy(self.uri + _TIMEOUTS)
+        except BaseException:
+            self.stop_mongod()
+            raise
+        return self
 
     def type(self) -> None:
         """Type the command; what it prints goes into a file of its own."""
@@ -158,13 +165,17 @@ class Bench:
             time.sleep(0.1)
         return []
 
+    def spooled(self) -> list[str]:
+        """What runs have kept in a folder because their database was away."""
+        folder = self.folder / "home" / "spool"
+        return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
     def _send(self, number: signal.Signals) -> None:
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
-    def close(self) -> None:
-        """End all that was started."""
+    def __exit__(self, *exception: object) -> None:
         self._send(signal.SIGKILL)
         self.proxy.close()
         self.stop_mongod()

@@ -29,7 +29,7 @@ class Verdict:
         differs: results that are not those of the reference.
         lost: documents and files that are missing.
         doubled: documents that are there more often than once.
-        orphans: files, bytes and drafts left after the removal of garbage.
+        orphans: files, bytes and drafts left after the removal of garbage, and what was spooled.
         attempts: what cannot be so about the attempts.
         running: processes that go on.
         codes: exit codes that are not documented.
@@ -72,7 +72,7 @@ def judge(bench: Bench, variant: Variant, reference: dict[str, Any], verdict: Ve
     books = Books(bench.uri, COLLECTION)
     left = [str(item) for item in bench.store.garbage(grace=0.0)]
     drafts = [f"{books.drafts} drafts"] if books.drafts else []
-    verdict.orphans = [*books.orphans, *left, *drafts]
+    verdict.orphans = [*books.orphans, *left, *drafts, *bench.spooled()]
     _compare(bench, variant, reference, verdict, after=" (after gc)")
 
 

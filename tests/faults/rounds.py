@@ -7,14 +7,12 @@ standard input ends, so does the round, with all that it has started.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,23 +151,14 @@ class Round:
         self._story.write(f"{time.monotonic() - self._begin:7.2f} {words}\n")
 
 
-@contextlib.contextmanager
-def _bench(folder: Path, plan: Plan) -> Iterator[Bench]:
-    folder.mkdir(parents=True)
-    bench = Bench(folder, plan.variant)
-    try:
-        yield bench
-    finally:
-        bench.close()
-
-
 def carry_out(
     folder: Path, plan: Plan, reference: Path, abandoned: threading.Event
 ) -> dict[str, Any]:
     """Carry out a round and judge it; the outcome as plain values."""
     begin = time.monotonic()
     known = json.loads(reference.read_text()) if plan.faults else {"seconds": 0.0}
-    with _bench(folder, plan) as bench:
+    folder.mkdir(parents=True)
+    with Bench(folder, plan.variant) as bench:
         this = Round(plan, bench, known["seconds"], abandoned)
         this.run()
         seconds = time.monotonic() - begin
