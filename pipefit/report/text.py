@@ -163,13 +163,19 @@ def _attempts_table(attempts: Iterable[Attempt], width: int | None) -> str:
             max(attempt.start, 0),
             attempt.step,
             local_time(attempt.started),
-            duration((attempt.ended - attempt.started).total_seconds()) if attempt.ended else "",
+            _time(attempt),
             str(attempt.owner),
             _first_line(attempt.reason),
         ]
         for attempt in attempts
     ]
     return text_table(headers, cells, width=width)
+
+
+def _time(attempt: Attempt) -> str:
+    if attempt.ended is not None:
+        return duration((attempt.ended - attempt.started).total_seconds())
+    return "" if attempt.state is RunState.RUNNING else "unknown"
 
 
 def _history_table(entries: Iterable[story.Entry], width: int | None) -> str:

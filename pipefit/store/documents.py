@@ -46,7 +46,6 @@ In a run's document read from the server, `now` is the server's time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -55,15 +54,12 @@ from pipefit import records
 from pipefit.errors import StoreError
 from pipefit.records import (
     NOTHING,
-    Attempt,
     Best,
     CheckpointInfo,
     ClosedLine,
     Ended,
     Lease,
     Owner,
-    RunState,
-    RunStatus,
     Validation,
 )
 from pipefit.store.backend import Document, StoredFile
@@ -83,8 +79,6 @@ SUMMARY = "summary"
 ATTEMPT = "attempt"
 ARTIFACT = "artifact"
 OUTPUTS = "outputs"
-
-_JSON_FIELDS = ("parts", "spec", "program")
 
 
 def owner_document(owner: Owner) -> Document:
@@ -112,63 +106,6 @@ def lease_of(run: Mapping[str, Any]) -> Lease | None:
         return None
     owner = Owner(**stored["owner"])
     return None if is_dead(owner) else Lease(stored["fence"], owner, stored["expires"])
-
-
-def state_of(run: Mapping[str, Any]) -> RunState:
-    """The state of a run: RUNNING only as long as somebody holds the lease.
-
-    An owner that died between its last commit and its farewell has finished the run all the same.
-    """
-    state = RunState(run["state"])
-    if state is RunState.RUNNING and lease_of(run) is None:
-        finished = committed_step(run) >= run["steps"]
-        return RunState.FINISHED if finished else RunState.INTERRUPTED
-    return state
-
-
-def status_of(run: Mapping[str, Any], collection: str) -> RunStatus:
-    """What a scheduler asks about a run."""
-    committed = run["committed"]
-    return RunStatus(
-        name=run["_id"],
-        collection=collection,
-        identity=run["identity"],
-        state=state_of(run),
-        step=committed["step"] if committed else None,
-        reason=run["reason"],
-        ended=ended_of(run.get("ended")),
-    )
-
-
-def described(run: Mapping[str, Any], collection: str) -> Document:
-    """A run's document as plain values, for people and reports."""
-    document = {key: value for key, value in run.items() if key not in ("_id", "now")}
-    document.update({key: json.loads(run[key]) for key in _JSON_FIELDS})
-    told = document.pop("described", None) or {"model": "null", "artifacts": ()}
-    document["model"] = json.loads(told["model"])
-    document["artifacts"] = [file["name"] for file in told["artifacts"]]
-    lease = lease_of(run)
-    document["lease"] = lease and {key: run["lease"][key] for key in ("owner", "since", "expires")}
-    return {**document, "name": run["_id"], "collection": collection, "state": str(state_of(run))}
-
-
-def attempt_of(stored: Mapping[str, Any], lease: Lease | None) -> Attempt:
-    """An attempt; one that has no end and no lease any more was interrupted."""
-    state = RunState(stored["state"])
-    lives = lease is not None and lease.fence == stored["fence"]
-    if stored["ended"] is None and not lives:
-        state = RunState.INTERRUPTED
-    return Attempt(
-        fence=stored["fence"],
-        start=stored["start"],
-        owner=Owner(**stored["owner"]),
-        started=stored["started"],
-        ended=stored["ended"],
-        state=state,
-        reason=stored["reason"],
-        step=stored["reached"],
-        log_tail=stored.get("log_tail", ""),
-    )
 
 
 def ended_of(stored: Mapping[str, Any] | None) -> Ended | None:

@@ -16,10 +16,11 @@ from pipefit.records import (
     Lease,
     Owner,
     RunOrder,
+    RunState,
     RunStatus,
     Validation,
 )
-from pipefit.store import documents, garbage, rewinding
+from pipefit.store import documents, garbage, rewinding, states
 from pipefit.store.backend import Backend, Document
 from pipefit.store.content import StoredContent
 from pipefit.store.documents import ARTIFACT, CHECKPOINT, OUTPUTS, SUMMARY, VALIDATED
@@ -93,7 +94,7 @@ class GeneralStore(abc.ABC):
     def statuses(self, collection: str, names: Sequence[str]) -> dict[str, RunStatus]:
         """Status of every run of these names that exists; one query."""
         found = self._backend(collection).list_runs(names)
-        return {run["_id"]: documents.status_of(run, collection) for run in found}
+        return {run["_id"]: states.status_of(run, collection) for run in found}
 
     def committed(
         self, collection: str, wanted: Sequence[tuple[str, int]]
@@ -163,7 +164,7 @@ class GeneralStore(abc.ABC):
         """Go on with an attempt that was left without its end, in its own name.
 
         Raises:
-            RunOwned: somebody has it, and may be alive.
+            RunOwned: another process has it, and may be alive.
             LeaseLost: it is not the newest attempt of the run, or has ended, or it was another
                 process that had it.
             IdentityMismatch: the run is another experiment by now.
@@ -349,7 +350,8 @@ def _is_run_name(name: str) -> bool:
 
 
 def _row(run: Document, collection: str) -> Document:
-    status = documents.status_of(run, collection)
+    status = states.status_of(run, collection)
+    ended = status.ended if status.state is RunState.FINISHED else None
     return {
         "collection": collection,
         "name": status.name,
@@ -358,7 +360,7 @@ def _row(run: Document, collection: str) -> Document:
         "steps": run["steps"],
         "attempts": run["fence"] - len(run.get("closed", ())),
         "updated": run["updated"],
-        "reason": status.reason or (status.ended and status.ended.reason),
+        "reason": status.reason or (ended and ended.reason),
         "best": run["best"] and run["best"]["value"],
     }
 

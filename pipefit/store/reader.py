@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipefit.errors import CheckpointCorrupt, NotFound, StoreError
 from pipefit.records import Attempt, CheckpointInfo, ClosedLine, RunStatus, TensorFacts
-from pipefit.store import documents
+from pipefit.store import documents, states
 from pipefit.store.backend import Backend, Document, StoredFile
 from pipefit.store.descriptions import described_files
 from pipefit.store.documents import (
@@ -52,11 +52,11 @@ class StoredRun:
 
     def status(self) -> RunStatus:
         """State and newest committed step."""
-        return documents.status_of(self._run(), self.collection)
+        return states.status_of(self._run(), self.collection)
 
     def document(self) -> dict[str, Any]:
         """The run's document as plain values: spec, program, progress, best, history, lease."""
-        return documents.described(self._run(light=False), self.collection)
+        return states.described(self._run(light=False), self.collection)
 
     def attempts(self) -> list[Attempt]:
         """All attempts, oldest first."""
@@ -65,7 +65,7 @@ class StoredRun:
         stored = {r["step"]: r for r in self._backend.find_records(self.name, ATTEMPT)}
         # An owner that died at once has no record.
         stored.setdefault(run["attempt"]["fence"], run["attempt"])
-        return [documents.attempt_of(stored[fence], lease) for fence in sorted(stored)]
+        return [states.attempt_of(stored[fence], lease) for fence in sorted(stored)]
 
     def lines(self) -> list[ClosedLine]:
         """What rewinds took out of the run, oldest first; `line` reads it."""
