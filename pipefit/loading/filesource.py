@@ -120,6 +120,11 @@ class FileSource(ABC):
             return None
         return int(self.read([name])[name])
 
+    def only_number(self, names: Iterable[str]) -> int | None:
+        """The value of the only one of these that there is; None if there are several or none."""
+        there = [name for name in names if name in self._tensors]
+        return self.whole_number(there[0]) if len(there) == 1 else None
+
     @abstractmethod
     def close(self) -> None:
         """Close the file."""

@@ -9,17 +9,15 @@ those of others "OPTIMIZER/dense/kernel/SLOT". The description of the model is n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from typing import Any
 
 from pipefit.errors import LoadError
 from pipefit.loading import keras_names
 from pipefit.loading.hdf5 import Hdf5, Hdf5Source, is_group
-from pipefit.loading.names import Role, is_seed
+from pipefit.loading.names import Role, is_counter, is_seed
 
 _LAYERS, _WEIGHTS = "layer_names", "weight_names"
 _MODEL, _TOP, _OPTIMIZER = "model_weights", "top_level_model_weights", "optimizer_weights"
-_ITERATIONS = ("iter", "iteration", "iterations")
 
 
 def matches(file: Hdf5) -> bool:
@@ -46,12 +44,11 @@ def open_keras2(file: Hdf5) -> Hdf5Source:
         name = own if count[own] == 1 else f"{layer}/{own}"
         datasets[name] = dataset, "other" if is_seed(name) else "model"
     variables = set(datasets)
-    state = list(_weights(file, file.child(file.root, _OPTIMIZER), must=False))
-    datasets |= {_of_optimizer(name, variables): (dataset, "optimizer") for name, dataset in state}
+    state = _weights(file, file.child(file.root, _OPTIMIZER), must=False)
+    named = {keras_names.of_optimizer(name, variables): dataset for name, dataset in state}
+    datasets |= {n: (dataset, keras_names.role_in_optimizer(n)) for n, dataset in named.items()}
     source = Hdf5Source(file, datasets)
-    counters = [n for n, _ in state if n.rpartition("/")[2] in _ITERATIONS]
-    if len(counters) == 1:
-        source.step = source.whole_number(_of_optimizer(counters[0], variables))
+    source.step = source.only_number(filter(is_counter, named))
     return source
 
 
@@ -74,22 +71,6 @@ def _weights(file: Hdf5, group: Any, *, must: bool) -> list[tuple[str, Any]]:
             raise _damaged(file, f"{name!r} is listed and not there")
         found.append((name.removesuffix(":0"), dataset))
     return found
-
-
-def _of_optimizer(name: str, variables: Collection[str]) -> str:
-    """The name of a part of the optimizer's state.
-
-    Keras 2 has written OPTIMIZER/VARIABLE/SLOT and, later, OPTIMIZER/SLOT/VARIABLE; Keras 3 writes
-    a path, which other sources have with "optimizer/" before it.
-    """
-    optimizer, _, rest = name.partition("/")
-    if rest.partition("/")[2] in variables:
-        return keras_names.slot_name(optimizer, rest.partition("/")[2], rest.partition("/")[0])
-    if rest.rpartition("/")[0] in variables:
-        return keras_names.slot_name(optimizer, rest.rpartition("/")[0], rest.rpartition("/")[2])
-    if name.rpartition("/")[2] in _ITERATIONS:
-        return "/".join(["optimizer", *name.lower().split("/")[:-1], "iteration"])
-    return f"optimizer/{name}"
 
 
 def _damaged(file: Hdf5, reason: str) -> LoadError:

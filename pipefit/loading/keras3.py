@@ -31,7 +31,7 @@ from pipefit.loading import keras_names
 from pipefit.loading.filesource import Kind, Origin, zip_names
 from pipefit.loading.hdf5 import Hdf5, Hdf5Source, is_group
 from pipefit.loading.keras_layers import FUNCTIONAL, Layer, Layers, Variable
-from pipefit.loading.names import Role, is_seed
+from pipefit.loading.names import Role, is_counter, is_seed
 from pipefit.loading.window import Window
 
 _NAME = "Keras 3 archive (.keras)"
@@ -91,14 +91,13 @@ def open_keras3(file: Hdf5, description: Description | None = None) -> Hdf5Sourc
     variables = list(layers.variables(file.root, model, skip=(_OPTIMIZER, *_METRICS)))
     datasets = _named(variables)
     state = dict(_state(file, layers, variables, told))
-    datasets |= {name: (dataset, "optimizer") for name, dataset in state.items()}
+    datasets |= {n: (dataset, keras_names.role_in_optimizer(n)) for n, dataset in state.items()}
     for group in _METRICS:
         if is_group(metrics := file.child(file.root, group)):
             inner = dict(file.datasets(metrics)).items()
             datasets |= {f"{group}/{path}": (dataset, "other") for path, dataset in inner}
     source = Hdf5Source(file, datasets)
-    counters = [name for name in state if name.endswith("/iteration")]
-    source.step = source.whole_number(counters[0]) if len(counters) == 1 else None
+    source.step = source.only_number(filter(is_counter, state))
     return source
 
 

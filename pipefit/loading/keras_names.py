@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+from pipefit.loading.names import Role
 
 _KERNEL = (("kernel",), ("kernel", "bias"))
 _CELL = (("kernel", "recurrent_kernel"), ("kernel", "recurrent_kernel", "bias"))
@@ -48,6 +50,8 @@ _SLOTS = {
     "sgd": {"m": "momentum", "momentum": "momentum"},
     "rmsprop": {"rms": "velocity", "velocity": "velocity"},
 }
+_SETTINGS = frozenset(["learning_rate", "beta_1", "beta_2", "decay", "momentum", "rho", "epsilon"])
+_ITERATIONS = ("iter", "iteration", "iterations")
 #: Slots of Keras 3's optimizers for each trainable variable, one variable after the other.
 _IN_ORDER = {
     "Adam": ("momentum", "velocity"),
@@ -115,6 +119,40 @@ def part(attribute: str, layer: str) -> tuple[str, str]:
     return _PARTS.get(attribute, (attribute, without_number(attribute)))
 
 
+def of_optimizer(name: str, variables: Collection[str]) -> str:
+    """The name of a part of an optimizer's state, from what a file calls it.
+
+    Keras 2 has written OPTIMIZER/VARIABLE/SLOT and, later, OPTIMIZER/SLOT/VARIABLE; Keras 3 writes
+    a path, which other sources have with "optimizer/" before it.
+
+    >>> of_optimizer("Adam/m/out/kernel", ["out/kernel"]), of_optimizer("Adam/iter", ["out/kernel"])
+    ('optimizer/adam/out_kernel_momentum', 'optimizer/adam/iteration')
+    """
+    optimizer, _, rest = name.partition("/")
+    first, _, after = rest.partition("/")
+    before, _, last = rest.rpartition("/")
+    if after in variables:
+        return slot_name(optimizer, after, first)
+    if before in variables:
+        return slot_name(optimizer, before, last)
+    if (last or optimizer) in _ITERATIONS:
+        return "/".join(["optimizer", *name.lower().split("/")[:-1], "iteration"])
+    return f"optimizer/{name}"
+
+
+def role_in_optimizer(name: str) -> Role:
+    """What a part of an optimizer's state is for: settings are no state, but schedules show there.
+
+    Args:
+        name: as `of_optimizer` makes it.
+    """
+    return (
+        "other"
+        if name.rpartition("/")[2] in _SETTINGS and name.startswith("optimizer/")
+        else "optimizer"
+    )
+
+
 def slot_name(optimizer: str, variable: str, slot: str) -> str:
     """The name of a slot that Keras 2 wrote, if its optimizer is known as Keras 3 would call it.
 
@@ -153,9 +191,10 @@ def optimizer_names(
     expected: list[tuple[str, tuple[int, ...]]] = [("iteration", ())]
     if isinstance(config.get("learning_rate"), float):  # else a schedule, which is no variable
         expected.append(("learning_rate", ()))
+    sure = len(expected)
     for path, shape in trained:
         expected += [(f"{path.replace('/', '_')}_{kind}", shape) for kind in kinds]
-    # Averages and the like add variables: then nothing is sure but the first.
+    # Averages and the like add variables: then the others are not told apart.
     if [shape for _, shape in expected] != list(shapes):
-        expected = [("iteration", ()), *((str(n), ()) for n in range(1, len(shapes)))]
+        expected[sure:] = [(str(number), ()) for number in range(sure, len(shapes))]
     return [f"optimizer/{name}/{own}" for own, _ in expected[: len(shapes)]]

@@ -1,124 +1,148 @@
 """TensorFlow's own checkpoint files as sources of tensors: `pipefit.loading.Source`.
 
+Of TensorFlow 1 Savers, in either version, variables have the names they had there; of TensorFlow 2
+see `pipefit.loading.object_graph`.
+
 with open_bundle("/old/model.ckpt-1000") as source:
     source.tensors()["hidden1/weights"].shape, source.read(["hidden1/weights"])
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from pipefit.errors import LoadError
 from pipefit.loading import TensorInfo
+from pipefit.loading.filesource import ITEM_BYTES, FileSource, Origin, shortened
+from pipefit.loading.names import is_counter
+from pipefit.loading.object_graph import Named, Node, describe
+from pipefit.loading.roles import STEP, roles
 
 if TYPE_CHECKING:
     import numpy as np
 
-#: What TensorFlow 1 calls the number of updates.
-STEP = "global_step"
-
-#: Counters of TensorFlow 1 optimizers, which belong to no variable.
-_COUNTERS = ("beta1_power", "beta2_power")
-_AVERAGE = "ExponentialMovingAverage"
+_KIND = "checkpoint of TensorFlow"
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_STEPS = (STEP, "step")
+# Savers of TensorFlow 1 put the step there; TensorFlow 2 the number of times it has saved.
+_STEP_IN_PREFIX = re.compile(r"-(\d{1,18})$")
 
 
 def open_bundle(prefix: str | os.PathLike[str], label: str | None = None) -> BundleSource:
-    """The variables of a checkpoint that a TensorFlow 1 Saver has written, in either version.
+    """The variables of a checkpoint of TensorFlow 2, of a SavedModel or of a TensorFlow 1 Saver.
 
     Args:
-        prefix: its path without ".index" and ".data-...", as TensorFlow names it.
+        prefix: its path without ".index" and ".data-...", as TensorFlow names it; of a SavedModel
+            that is FOLDER/variables/variables.
         label: what to call it in messages; None: its path.
 
     Raises:
         LoadError: it is no such checkpoint, or damaged.
     """
-    return BundleSource(os.fspath(prefix), label or os.fspath(prefix))
+    return BundleSource(os.fspath(prefix), Origin(label or os.fspath(prefix)))
 
 
-class BundleSource:
+class BundleSource(FileSource):
     """`pipefit.loading.Source` of one checkpoint; see `open_bundle`."""
 
-    digest: str | None = None
-
-    def __init__(self, prefix: str, label: str) -> None:
-        self.label = label
+    def __init__(self, prefix: str, origin: Origin) -> None:
+        self._origin = origin
+        # Version 2 keeps the bytes of tensors as they are, in files of their own.
+        self._data = _bytes_of(Path(prefix), ".data-*")
+        self._file = _bytes_of(Path(prefix), "")
         try:
             # Made directly: tf.train.load_checkpoint would look for the newest one in a folder.
             self._reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-            dtypes = self._reader.get_variable_to_dtype_map()
+            self._dtypes = self._reader.get_variable_to_dtype_map()
             shapes = self._reader.get_variable_to_shape_map()
         except Exception as error:  # TensorFlow has a dozen types for damage
-            raise _unreadable(label, error) from error
-        found = roles(dtypes)
-        self._tensors = {
-            name: TensorInfo(dtypes[name].name, tuple(shapes[name]), found[name])
-            for name in sorted(dtypes)
+            raise _unreadable(origin, error) from error
+        named = self._named()
+        self._keys = {named[key].name: key for key in sorted(named)}
+        tensors = {
+            name: TensorInfo(self._dtypes[key].name, tuple(shapes[key]), named[key].role)
+            for name, key in self._keys.items()
         }
-        scalar = STEP in shapes and not shapes[STEP] and dtypes[STEP].is_integer
-        self.step = int(self.read([STEP])[STEP]) if scalar else None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def tensors(self) -> dict[str, TensorInfo]:
-        """All variables by name."""
-        return dict(self._tensors)
-
-    def read(self, names: Collection[str]) -> dict[str, np.ndarray[Any, Any]]:
-        """The named variables.
-
-        Raises:
-            LoadError: there is no such variable, or its bytes are damaged.
-        """
-        missing = sorted(set(names) - self._tensors.keys())
-        if missing:
-            raise LoadError(f"{self.label} has no variable {missing[0]!r}; it has: {self._known()}")
-        try:
-            return {name: self._reader.get_tensor(name) for name in names}
-        except Exception as error:  # likewise
-            raise _unreadable(self.label, error) from error
+        super().__init__(origin, tensors)
+        self.step = self._step(prefix)
 
     def close(self) -> None:
         """Nothing is open between two reads."""
 
-    def _known(self) -> str:
-        names = list(self._tensors)
-        more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-        return ", ".join(names[:20]) + more
+    def _named(self) -> Mapping[str, Named]:
+        """Names and roles by key."""
+        if _GRAPH not in self._dtypes:
+            return {name: Named(name, role) for name, role in roles(self._dtypes).items()}
+        found = describe(_nodes(self._fetch(_GRAPH), self._origin))
+        # States that are no variables, texts for instance, have only keys.
+        more = self._dtypes.keys() - found.keys() - {_GRAPH}
+        rest = {key: Named(key, "other") for key in more if ".ATTRIBUTES/VARIABLE_VALUE" not in key}
+        return {key: named for key, named in found.items() if key in self._dtypes} | rest
+
+    def _step(self, prefix: str) -> int | None:
+        of_objects = _GRAPH in self._dtypes
+        for name, key in self._keys.items():
+            if name == STEP or (of_objects and key.partition("/.")[0] in _STEPS):
+                return self.whole_number(name)
+        if of_objects:
+            return self.only_number(filter(is_counter, self._tensors))
+        found = _STEP_IN_PREFIX.search(prefix)
+        return int(found[1]) if found else None
+
+    def _claim(self, name: str) -> tuple[int, int]:
+        info = self._tensors[name]
+        size = math.prod(info.shape) * ITEM_BYTES[info.dtype]
+        if not self._file and size > self._data:
+            reason = f"tensor {name!r} claims {size} bytes, its files have {self._data}"
+            raise self._origin.damaged(_KIND, reason)
+        return size, self._size()
+
+    def _size(self) -> int:
+        return self._data or self._file
+
+    def _read(self, name: str) -> np.ndarray[Any, Any]:
+        value = self._fetch(self._keys[name])
+        found: np.ndarray[Any, Any] = value
+        return found
+
+    def _fetch(self, key: str) -> Any:
+        try:
+            return self._reader.get_tensor(key)
+        except Exception as error:  # likewise
+            raise _unreadable(self._origin, f"{key}: {error}") from error
 
 
-def roles(names: Iterable[str]) -> dict[str, Literal["model", "optimizer", "other"]]:
-    """What the variables of a TensorFlow 1 checkpoint are for, told by their names.
-
-    >>> list(roles(["a/kernel", "a/kernel/Momentum", "train/a/kernel/Adam_1"]).values())
-    ['model', 'optimizer', 'optimizer']
-    """
-    known = set(names)
-    return {name: _role(name, known) for name in names}
-
-
-def _role(name: str, known: set[str]) -> Literal["model", "optimizer", "other"]:
-    owner, _, last = name.rpartition("/")
-    if last in (STEP, _AVERAGE):
-        return "other"
-    if last in _COUNTERS:
-        return "optimizer"
-    # A slot is named after its variable, perhaps within the scope of its optimizer.
-    parts = owner.split("/")
-    if any("/".join(parts[begin:]) in known for begin in range(len(parts))):
-        return "optimizer"
-    return "model"
+def _nodes(graph: Any, origin: Origin) -> list[Node]:
+    """The graph of objects of a checkpoint."""
+    parsed = trackable_object_graph_pb2.TrackableObjectGraph()
+    try:
+        parsed.ParseFromString(graph)
+    except Exception as error:  # of protobuf's own types
+        raise origin.damaged(_KIND, f"its graph of objects: {error}") from error
+    return [
+        Node(
+            children=[(child.local_name, child.node_id) for child in node.children],
+            variables=[(a.full_name, a.checkpoint_key) for a in node.attributes],
+            slots=[slot.slot_variable_node_id for slot in node.slot_variables],
+        )
+        for node in parsed.nodes
+    ]
 
 
-def _unreadable(label: str, error: Exception) -> LoadError:
-    reason = " ".join(str(error).split())[:300]
-    hint = "" if Path(label).exists() else "; name its prefix, without .index and .data-..."
-    return LoadError(f"{label} cannot be read as a TensorFlow checkpoint: {reason}{hint}")
+def _bytes_of(prefix: Path, ending: str) -> int:
+    pattern = "".join(f"[{c}]" if c in "*?[" else c for c in prefix.name) + ending
+    return sum(path.stat().st_size for path in prefix.parent.glob(pattern) if path.is_file())
+
+
+def _unreadable(origin: Origin, error: object) -> LoadError:
+    reason = shortened(" ".join(str(error).split()))
+    hint = "" if Path(origin.label).exists() else "; name its prefix, without .index and .data-..."
+    return LoadError(f"{origin.label} cannot be read as a TensorFlow checkpoint: {reason}{hint}")
