@@ -14,9 +14,12 @@ from typing import Any
 
 from pipefit.errors import StoreError
 from pipefit.store.backend import Document, Files, StoredFile
-from pipefit.store.documents import plain
+from pipefit.store.plain import plain
 
-_MODEL_CHARACTERS = 400_000  # a run's document stays small
+# A run's document stays small.
+_MODEL_CHARACTERS = 400_000
+_NOTE_CHARACTERS = 20_000
+_REASON_CHARACTERS = 20_000
 _RESERVED = frozenset({"time", "fence", "number", "changes"})
 
 
@@ -33,6 +36,13 @@ def model_text(model: Mapping[str, Any]) -> str:
             f"{_MODEL_CHARACTERS} fit into the run's document: give longer texts as artifacts"
         )
     return text
+
+
+def shortened(reason: str | None) -> str | None:
+    """Why a run failed, such as it fits into the run's document; the log has all of it."""
+    if reason is None or len(reason) <= _REASON_CHARACTERS:
+        return reason
+    return f"{reason[:_REASON_CHARACTERS]} ... ({len(reason)} characters)"
 
 
 def put_artifacts(
@@ -90,6 +100,12 @@ class Notes:
             StoreError: the event is not plain data, or uses a reserved key.
         """
         said: Document = plain(event)
+        if (length := len(repr(said))) > _NOTE_CHARACTERS:
+            longest = max(said, key=lambda key: len(repr(said[key])))
+            raise StoreError(
+                f"the note has {length} characters, most of them as its {longest!r}: at most "
+                f"{_NOTE_CHARACTERS} fit into the history of a run; give longer texts as artifacts"
+            )
         if reserved := sorted(_RESERVED & said.keys()):
             raise StoreError(
                 f"the note {said!r} has a key {reserved[0]!r}: history has its own, choose another"

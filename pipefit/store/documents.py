@@ -46,6 +46,7 @@ In a run's document read from the server, `now` is the server's time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -64,6 +65,7 @@ from pipefit.records import (
 )
 from pipefit.store.backend import Document, StoredFile
 from pipefit.store.owner import is_dead, this_process
+from pipefit.store.plain import checked_key
 
 #: Of the layout; `pipefit.store.schema` tells what the older ones were.
 VERSION = 2
@@ -196,18 +198,32 @@ def validation_content(validation: Validation) -> Document:
             f"validation {validation.name!r} has a metric or a value named {reserved[0]!r}, which "
             "is the name of another column: rename it"
         )
-    try:
-        metrics = {str(name): float(value) for name, value in validation.metrics.items()}
-    except (TypeError, ValueError) as error:
-        raise StoreError(
-            f"validation {validation.name!r}: a metric is no number: {error}"
-        ) from None
+    about = f"the metrics of validation {validation.name!r}"
     return {
-        "metrics": metrics,
+        "metrics": {
+            checked_key(name, about): _metric(name, value, about)
+            for name, value in validation.metrics.items()
+        },
         "examples": int(validation.examples),
         "checkpoint": validation.checkpoint,
         "seconds": float(validation.seconds),
     }
+
+
+def _metric(name: str, value: Any, about: str) -> float:
+    """A metric as it is stored; it is the same number."""
+    try:
+        number = float(value)
+        whole = getattr(getattr(value, "dtype", None), "kind", "") in ("i", "u")
+        same = math.isnan(number) or (int(value) == number if whole else bool(number == value))
+    except (TypeError, ValueError, OverflowError):
+        same = False
+    if not same:
+        raise StoreError(
+            f"{name!r} of {about} is {value!r}: a metric is a number that a float of 64 bits "
+            "holds; give anything else as one of its values"
+        )
+    return number
 
 
 def file_ids(record: Mapping[str, Any]) -> list[str]:
@@ -298,23 +314,3 @@ def branch_of(run: Mapping[str, Any], fence: int | None = None) -> Document:
     closed = run.get("closed", ())
     rewinds = sum(fence is None or entry["fence"] < fence for entry in closed)
     return {"branch": rewinds} if rewinds else {}
-
-
-def plain(value: Any) -> Any:
-    """The value with numpy's scalars and arrays turned into numbers and lists.
-
-    Raises:
-        StoreError: it is, or holds, something that is not plain data.
-    """
-    if hasattr(value, "tolist"):  # asking for numpy's classes would load numpy
-        return plain(value.tolist())
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, str | bool | int | float | datetime):
-        return value
-    raise StoreError(
-        f"{value!r} of type {type(value).__name__} cannot be stored: give numbers, text, true or "
-        "false, None, lists and dictionaries"
-    )

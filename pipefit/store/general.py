@@ -26,6 +26,7 @@ from pipefit.store.content import StoredContent
 from pipefit.store.documents import ARTIFACT, CHECKPOINT, OUTPUTS, SUMMARY, VALIDATED
 from pipefit.store.garbage import GRACE
 from pipefit.store.identity import accepted_changes
+from pipefit.store.plain import of_python, plain
 from pipefit.store.reader import StoredRun
 
 if TYPE_CHECKING:
@@ -320,14 +321,15 @@ class GeneralStore(abc.ABC):
             raise NotFound(f"run {name!r} has not committed step {step}: it cannot have a summary")
         key = {"run": name, "kind": SUMMARY, "name": "", "step": step, "fence": fence}
         branch = documents.branch_of(run, fence)
-        backend.put({**key, **branch, "summary": documents.plain(summary)})
+        backend.put({**key, **branch, "summary": plain(summary)})
 
     def summary(self, collection: str, name: str, step: int) -> dict[str, Any] | None:
         """Aggregate's record of a step, if its checkpoint counts."""
         for run, stored in self._backend(collection).records_of_runs([name], SUMMARY, [step]):
             for record in stored:
                 if documents.counts(run, record):
-                    return dict(record["summary"])
+                    told: dict[str, Any] = of_python(record["summary"])
+                    return told
         return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipefit.errors import IdentityMismatch, hide_in_addresses, is_secret_key
 from pipefit.records import RunOrder
-from pipefit.store.documents import plain
+from pipefit.store.plain import plain
 
 #: Of the content of the training data: kept in a run's program from its first attempt on.
 DATA_DIGEST = "data_digest"

@@ -17,7 +17,6 @@ from pipefit.records import NOTHING, Owner, RunOrder, RunState
 from pipefit.store import documents
 from pipefit.store.backend import Document
 from pipefit.store.client import guarded
-from pipefit.store.documents import plain
 from pipefit.store.identity import Change, accepted_changes, program_text
 from pipefit.store.layout import Layout, unless_owned
 from pipefit.store.owner import is_dead
@@ -31,6 +30,7 @@ from pipefit.store.ownership import (
     many_text,
     owned_text,
 )
+from pipefit.store.plain import plain
 
 # Every repetition means that another process took the run in between.
 _TRIES = 100

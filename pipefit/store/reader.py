@@ -21,6 +21,7 @@ from pipefit.store.documents import (
     VALIDATION,
 )
 from pipefit.store.newest import newest_whole
+from pipefit.store.plain import of_python
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +57,9 @@ class StoredRun:
 
     def document(self) -> dict[str, Any]:
         """The run's document as plain values: spec, program, progress, best, history, lease."""
-        return states.described(self._run(light=False), self.collection)
+        document = states.described(self._run(light=False), self.collection)
+        told: dict[str, Any] = of_python(document)
+        return told
 
     def attempts(self) -> list[Attempt]:
         """All attempts, oldest first."""

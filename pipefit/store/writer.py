@@ -27,6 +27,7 @@ from pipefit.store.client import guarded
 from pipefit.store.documents import CHECKPOINT, METRICS, VALIDATION
 from pipefit.store.leases import Leases, literals, noted
 from pipefit.store.ownership import Holder, Ownership, has_begun, not_committed_text
+from pipefit.store.plain import plain
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,7 +144,7 @@ class MongoRunWriter:
 
     def renew(self, progress: Mapping[str, Any] | None = None) -> None:
         """Prolong the lease; `progress` (step, loss, rate, ...) is what `pipefit show` displays."""
-        self._update({} if progress is None else literals({"progress": documents.plain(progress)}))
+        self._update({} if progress is None else literals({"progress": plain(progress)}))
 
     def write_metrics(self, block: MetricBlock) -> None:
         """Store values per step; the same first step again replaces.
@@ -305,7 +306,7 @@ class MongoRunWriter:
             log_tail: the end of the attempt's log, for people.
             ended: how the run is complete before its last step.
         """
-        outcome = {"state": str(state), "reason": reason}
+        outcome = {"state": str(state), "reason": descriptions.shortened(reason)}
         closed = {"ended": "$$NOW", **literals({**outcome, "reached": step})}
         tail = literals({"log_tail": log_tail[-_LOG_TAIL:]})
         try:

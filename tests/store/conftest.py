@@ -13,6 +13,7 @@ pytest.register_assert_rewrite(
     "contract_checkpoints",
     "contract_garbage",
     "contract_leases",
+    "contract_plain",
     "contract_reading",
     "contract_records",
     "contract_results",

@@ -6,6 +6,7 @@ An implementation gives a fixture `store`, an empty store. Nothing here knows ho
 from contract_checkpoints import CheckpointsContract
 from contract_garbage import GarbageContract
 from contract_leases import LeasesContract
+from contract_plain import PlainContract
 from contract_reading import ReadingContract
 from contract_records import RecordsContract
 from contract_results import ResultsContract
@@ -23,6 +24,7 @@ class StoreContract(
     ValuesContract,
     CheckpointsContract,
     ReadingContract,
+    PlainContract,
     ResultsContract,
     RewindContract,
     GarbageContract,

@@ -17,7 +17,6 @@ from pipefit.errors import LeaseLost, NotFound, RunOwned, StoreError
 from pipefit.records import NOTHING, Owner, RunState
 from pipefit.store import documents
 from pipefit.store.backend import Document
-from pipefit.store.documents import plain
 from pipefit.store.identity import Change, accepted_changes, program_text
 from pipefit.store.local import disk
 from pipefit.store.local.backend import LocalBackend
@@ -33,6 +32,7 @@ from pipefit.store.ownership import (
     many_text,
     owned_text,
 )
+from pipefit.store.plain import plain
 
 # Every repetition means that another process changed the run in between.
 _TRIES = 100

@@ -30,6 +30,7 @@ from pipefit.store.local.runs import Draft
 from pipefit.store.local.tidying import Leftovers, needed_logs
 from pipefit.store.local.versions import Version
 from pipefit.store.ownership import Holder, Ownership, has_begun, not_committed_text
+from pipefit.store.plain import plain
 
 if TYPE_CHECKING:
     import numpy as np
@@ -147,7 +148,7 @@ class LocalRunWriter:
 
     def renew(self, progress: Mapping[str, Any] | None = None) -> None:
         """Prolong the lease; `progress` (step, loss, rate, ...) is what `pipefit show` displays."""
-        shown = {} if progress is None else {"progress": documents.plain(progress)}
+        shown = {} if progress is None else {"progress": plain(progress)}
         self._change(lambda draft, version: draft.document.update(shown))
 
     def write_metrics(self, block: MetricBlock) -> None:
@@ -340,7 +341,7 @@ class LocalRunWriter:
             log_tail: the end of the attempt's log, for people.
             ended: how the run is complete before its last step.
         """
-        outcome = {"state": str(state), "reason": reason}
+        outcome = {"state": str(state), "reason": descriptions.shortened(reason)}
 
         def close(draft: Draft, version: Version) -> None:
             tail = draft.write_tail(log_tail[-_LOG_TAIL:]) if log_tail else None
