@@ -1,0 +1,94 @@
+"""How long the metrics of many steps take to be written and read, and how large documents become.
+
+    python benchmarks/metrics.py [STEPS [STEPS OF A BLOCK]]
+
+Ten metrics of every step, half of them float32 and half int64, are handed to the writer of a run in
+blocks, as a training does every `save.metrics_every` steps. Then they are read as a table, with all
+of it in a fresh process. The least of three readings counts, because other work only adds to it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+from stores import COLLECTION, RUN, addresses, begun, memory, opened
+
+from pipefit.records import MetricBlock
+
+
+def columns(first: int, steps: int) -> dict[str, np.ndarray]:
+    """The metrics of some steps."""
+    numbers = np.arange(first, first + steps)
+    kinds = (np.int64, np.float32)
+    return {f"metric {i}": (numbers * (i + 1)).astype(kinds[i % 2]) for i in range(10)}
+
+
+def write(address: str, steps: int, block: int) -> None:
+    """Write all of them."""
+    writer = begun(opened(address), steps)
+    for first in range(1, steps + 1, block):
+        writer.write_metrics(MetricBlock(first, columns(first, min(block, steps + 1 - first))))
+
+
+def read(address: str, steps: int) -> tuple[float, int]:
+    """Seconds until they are a table, and the most memory in bytes; all of them are compared."""
+    import pandas as pd  # not counted: it is loaded once
+
+    run = opened(address).run(RUN, COLLECTION)
+    run.status()
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        table = run.metrics()
+        seconds.append(time.perf_counter() - begin)
+    assert isinstance(table, pd.DataFrame) and len(table) == steps
+    for name, values in columns(1, steps).items():
+        assert np.array_equal(table[name], values), name
+    return min(seconds), memory()
+
+
+def largest_document(address: str) -> int:
+    """Bytes of the largest document of any collection."""
+    import pymongo
+
+    stages = [{"$group": {"_id": None, "size": {"$max": {"$bsonSize": "$$ROOT"}}}}]
+    with pymongo.MongoClient(address) as client:
+        database = client.get_default_database()
+        sizes = [
+            list(database[name].aggregate(stages)) for name in database.list_collection_names()
+        ]
+    return max(found[0]["size"] for found in sizes if found)
+
+
+def main(steps: int, block: int) -> None:
+    """Measure and print."""
+    with addresses() as places:
+        for kind, address in places.items():
+            begin = time.perf_counter()
+            write(address, steps, block)
+            written = time.perf_counter() - begin
+            # On its standard input, because the address has the password of the server.
+            command = [sys.executable, __file__, str(steps), str(block), "read"]
+            done = subprocess.run(
+                command, input=address, capture_output=True, text=True, check=True
+            )
+            seconds, peak = map(float, done.stdout.split())
+            print(
+                f"{kind:8} {steps:,} steps in blocks of {block:,}: written in {written:.1f} s, a "
+                f"table after {seconds:.2f} s, with at most {peak / 1e6:.0f} MB of memory",
+                flush=True,
+            )
+            if kind == "mongodb":
+                print(f"{'':8} the largest document has {largest_document(address):,} bytes")
+
+
+if __name__ == "__main__":
+    told = [int(word) for word in sys.argv[1:3]]
+    number = told[0] if told else 1_000_000
+    if sys.argv[3:] == ["read"]:
+        print(*read(sys.stdin.read(), number))
+    else:
+        main(number, told[1] if len(told) > 1 else 100)
