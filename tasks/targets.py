@@ -6,6 +6,7 @@ import luigi
 
 from pipefit import archives
 from pipefit.errors import ArchiveError
+from pipefit.records import RunOrder
 from tasks.base import store
 
 
@@ -73,6 +74,22 @@ class CheckpointTarget(luigi.Target):
 
     def __str__(self) -> str:
         return f"checkpoint of step {self.step} of {self.collection}/{self.run}"
+
+
+class BegunTarget(luigi.Target):
+    """Any committed checkpoint of a run."""
+
+    def __init__(self, order: RunOrder):
+        self.order = order
+
+    def exists(self) -> bool:
+        """One indexed question; raises StoreUnavailable if it cannot be asked."""
+        name = self.order.name
+        status = store().statuses(self.order.collection, [name]).get(name)
+        return status is not None and status.step is not None
+
+    def __str__(self) -> str:
+        return f"a checkpoint of {self.order.collection}/{self.order.name}"
 
 
 class ValidationTarget(luigi.Target):

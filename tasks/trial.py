@@ -12,7 +12,7 @@ from pipefit import settings
 from pipefit.errors import PipefitError, without_passwords
 from tasks.archives import ArchiveTask
 from tasks.base import ExperimentTask, store
-from tasks.train import WorkerTask
+from tasks.worker import WorkerTask
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,9 @@ class TrialTask(WorkerTask):
         if self.dry_run:
             _print_experiment(meant)
             _print_plan(meant)
-            self.carry_out(self.order(spec, uri="", kind="describe"), label)
+            # Only what would be loaded may have to be looked for in it.
+            uri = settings.mongo_uri() if spec.loads else ""
+            self.carry_out(self.order(spec, uri, kind="describe"), label)
         if self.fast_dev_run:
             self.carry_out(self.order(spec, uri="", kind="fast_dev_run"), label)
             logger.info("%s: everything was done for one step; nothing was stored", label)

@@ -8,7 +8,8 @@ from pipefit import settings
 from pipefit.errors import SpecError
 from tasks.base import ModelTask
 from tasks.targets import ValidationTarget
-from tasks.train import Train, WorkerTask
+from tasks.train import Train
+from tasks.worker import WorkerTask
 
 
 class Validate(WorkerTask, ModelTask):

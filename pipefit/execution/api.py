@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ def fit(
     """Train the run of an experiment in this process, or continue it; the same call again resumes.
 
     TensorFlow is loaded here for good. Interrupted by Ctrl-C (the stop button of a notebook), the
-    run is checkpointed. What `Train` does is done; a last validation and the report are not.
+    run is checkpointed. What `LoadCheckpoint` and `Train` do is done; a last validation and the
+    report are not.
 
     Args:
         spec: the experiment, or the path of its file.
@@ -56,6 +58,8 @@ def fit(
         import_paths=tuple(spec.import_paths()),
         program={"command": command_line()},
     )
+    if spec.loads:
+        InlineExecutor().run(replace(order, kind="load"), _Lines(), lambda: None)
     InlineExecutor().run(order, _Lines(), lambda: None)
     store = open_store(uri)
     runs = {name: store.run(run.name, run.collection) for name, run in spec.runs().items()}

@@ -7,7 +7,6 @@ with open_source(table, Around(collection="digits")) as source:
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipefit import archives, settings
+from pipefit import settings
 from pipefit.errors import ArchiveError, LoadError, NotFound, without_passwords
 from pipefit.loading import Source, TensorInfo
 from pipefit.loading.names import of_state
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
     from pipefit.spec.sections.kinds import MetricRule
     from pipefit.store.base import RunReader, Store
-
-_PIECE = 2**20
 
 
 @dataclass(frozen=True)
@@ -75,17 +72,18 @@ def _opened(source: From, around: Around) -> Source:
 
             return open_tfutils(_address(source.tfutils), source.exp_id, source.step)
         case FromFile():
-            return _of_file(_file(source, around.base), source.sha256)
+            return _of_file(source, around.base)
     return _of_archive(source, around.folders)
 
 
-# ---- files ----
-
-
-def _of_file(path: Path, digest: str | None, member: str | None = None) -> Source:
+def _of_file(source: FromFile, base: Path | None) -> Source:
     from pipefit.loading import open_file
 
-    return open_file(path, member=member, sha256=digest, bundle=_bundle)
+    path = _address(source.path) if "://" in source.path else source.path
+    try:
+        return open_file(path, sha256=source.sha256, base=base, bundle=_bundle)
+    except ArchiveError as error:
+        raise LoadError(str(error)) from error
 
 
 def _bundle(path: Path, label: str) -> Source:
@@ -94,46 +92,15 @@ def _bundle(path: Path, label: str) -> Source:
     return savers.open_saver(path, label)
 
 
-def _file(source: FromFile, base: Path | None) -> Path:
-    """The file itself, fetched if it is elsewhere, and verified if its sha256 is known."""
-    if "://" in source.path:
-        try:
-            return archives.fetch(_address(source.path), str(source.sha256), base)
-        except ArchiveError as error:
-            raise LoadError(str(error)) from error
-    path = Path(source.path).expanduser()
-    if base is not None and not path.is_absolute() and not _is_there(path):
-        path = base / path
-    if source.sha256 is not None:
-        _verify(path, source.sha256)
-    return path
-
-
-def _is_there(path: Path) -> bool:
-    # A TensorFlow checkpoint is named by what its files have in common.
-    return path.exists() or path.with_name(f"{path.name}.index").exists()
-
-
-def _verify(path: Path, sha256: str) -> None:
-    try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise LoadError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if found != sha256:
-        raise LoadError(
-            f"{path}: has sha256 {found}, not {sha256}: it is another file, or damaged; correct "
-            f"sha256 if this is the one that is meant"
-        )
-
-
 def _of_archive(source: FromArchive, folders: Mapping[str, str]) -> Source:
     if source.archive not in folders:
         raise LoadError(
             f"archive {source.archive!r} is not there: name the file itself by its path, or write "
             f"[archives.{source.archive}] and [[load]] into an experiment file"
         )
-    return _of_file(Path(folders[source.archive]), None, source.member)
+    from pipefit.loading import open_file
+
+    return open_file(folders[source.archive], member=source.member, bundle=_bundle)
 
 
 def _address(text: str) -> str:

@@ -115,6 +115,11 @@ class Spec(Table):
         return dict(self._runs)
 
     @property
+    def loads(self) -> bool:
+        """Whether any of its runs begins with weights that are loaded."""
+        return any(spec.load for spec in self.runs().values())
+
+    @property
     def one_model(self) -> Model:
         """[model].
 
