@@ -166,8 +166,12 @@ def refuse_changed(unsaved: Sequence[tuple[Any, np.ndarray[Any, Any]]]) -> None:
 
 
 def to_numpy(snapshot: Mapping[str, tf.Tensor]) -> Arrays:
-    """Fetch a snapshot's tensors to host memory; may run in another thread."""
-    return {name: tensor.numpy() for name, tensor in snapshot.items()}
+    """A snapshot's tensors as arrays in host memory; may run in another thread.
+
+    They are not to be written to: those that are in host memory already are not copied.
+    """
+    # Other than tensor.numpy(), which copies.
+    return {name: np.asarray(tensor) for name, tensor in snapshot.items()}
 
 
 def not_finite(arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
