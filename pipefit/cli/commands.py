@@ -71,13 +71,17 @@ def runs(collection: str | None) -> None:
 @of_collection
 @click.option("--toml", is_flag=True, help="Print its experiment file instead.")
 @click.option("--lines", is_flag=True, help="Print what rewinds took out of it instead.")
-def show(name: str, collection: str | None, toml: bool, lines: bool) -> None:
+@click.option("--load", is_flag=True, help="Print what was loaded before its first step instead.")
+def show(name: str, collection: str | None, toml: bool, lines: bool, load: bool) -> None:
     """Show one run: its state, results, checkpoints and attempts."""
-    from pipefit.report.text import lines_text, run_text
+    from pipefit.report.text import lines_text, load_text, run_text
 
     run = find_run(open_settings_store(), name, collection)
     if toml:
         click.echo(_experiment_file(run), nl=False)
+    elif load:
+        report = run.artifact("load.txt")
+        click.echo(load_text(report) if report else "nothing was loaded into it")
     elif lines:
         closed = run.lines()
         click.echo(lines_text(closed, width=_width()) if closed else "it was never rewound")

@@ -69,6 +69,18 @@ def model_facts(document: Document) -> list[tuple[str, str]]:
     return list(flat({key: value for key, value in facts.items() if key not in apart}))
 
 
+def loaded(document: Document) -> str | None:
+    """What [[load]] has put into the run before its first step, in a line."""
+    events = [e for e in document.get("history") or [] if e.get("event") == "load"]
+    if not events:
+        return None
+    event = events[-1]
+    fresh = f", {event['fresh']} stayed as they were initialised" if event.get("fresh") else ""
+    sources = " and ".join(map(str, event.get("from") or []))
+    told = f"{event.get('loaded')} variables of {sources}{fresh}"
+    return without_passwords(f"{told} (pipefit show NAME --load)")
+
+
 def history(document: Document) -> list[Entry]:
     """Changes of the experiment that were allowed, and what happened, oldest first."""
     return [

@@ -62,6 +62,11 @@ def lines_text(lines: Iterable[ClosedLine], *, width: int | None = None) -> str:
     return text_table(["line", "from", "to", "closed", "checkpoints"], cells, width=width)
 
 
+def load_text(report: bytes) -> str:
+    """What `pipefit show --load` prints: the stored report."""
+    return "\n".join(printable(line) for line in report.decode(errors="replace").splitlines())
+
+
 def garbage_table(found: Iterable[Garbage], *, width: int | None = None) -> str:
     """What `pipefit gc` prints: what counts for nobody, and why some of it stays."""
     cells = [
@@ -89,6 +94,7 @@ def _parts(run: RunReader, report: str | None, width: int | None) -> Iterator[st
         "progress": _progress(document, status.state, status.step),
         "best": _best(document.get("best")),
         "model": clean(told) if (told := story.model(document)) else None,
+        "loaded": clean(loaded) if (loaded := story.loaded(document)) else None,
         "owner": _owner(document.get("lease")),
         "report": report,
     }
