@@ -107,7 +107,9 @@ def import_tfutils(
     if unpickle_fileitems and not dry_run:
         click.echo(f"pipefit: warning: {_RISK}", err=True)
     database = TfutilsDatabase(typed_uri("URI", uri))
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads the checkpoints
+    # TensorFlow reads the checkpoints, and would say how it was going to compute.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     for experiment in imported(
         None if dry_run else open_settings_store(),
         database,

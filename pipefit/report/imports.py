@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from pipefit.report.words import clean
+from pipefit.report.words import printable
 
 _SHOWN = 5
 
@@ -60,7 +60,7 @@ class Imported(Protocol):
 
 def imported_text(done: Imported) -> str:
     """What `pipefit import-tfutils` prints about an experiment."""
-    return "\n".join(map(clean, _lines(done)))
+    return "\n".join(map(printable, _lines(done)))
 
 
 def _lines(done: Imported) -> Iterator[str]:

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from tfutils_dump import judged
+from tfutils_dump import Invented, judged
 
 from pipefit.execution.tfutils import open_checkpoint
-from pipefit.loading import TensorInfo
+from pipefit.report.imports import imported_text
 from pipefit.store import open_store
 from pipefit.transfer.tfutils import import_tfutils
 
@@ -106,22 +106,7 @@ def test_it_is_the_same_again_and_in_every_store(old, store, elsewhere):
     (again,) = imported(store, exp_ids=["training0"], name="night/one", collection="old")
     assert (again.new, again.collection, again.name) == (True, "old", "night/one")
     assert store.garbage(grace=0.0) == []
-
-
-class Invented:
-    """A checkpoint with two variables."""
-
-    def __init__(self, checkpoint):
-        self._step = checkpoint.step
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
-
-    def tensors(self):
-        return {"w": TensorInfo("float32", (3,)), "global_step": TensorInfo("int64", (), "other")}
-
-    def read(self, names):
-        return {"w": np.full(3, self._step, np.float32), "global_step": np.asarray(self._step)}
+    (last,) = imported(store, exp_ids=["training0"], name="night/one", collection="old")
+    assert imported_text(last).splitlines()[0] == (
+        "old/night/one was there already, the same, of experiment training0"
+    )

@@ -8,6 +8,7 @@ import bson
 import numpy as np
 import pymongo
 
+from pipefit.loading import TensorInfo
 from pipefit.store import server
 from pipefit.store.tfutils import TfutilsDatabase
 
@@ -58,3 +59,22 @@ def _probabilities(weights, pixels):
             values = np.maximum(values, 0)
     exponentials = np.exp(values - values.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+class Invented:
+    """A checkpoint with two variables."""
+
+    def __init__(self, checkpoint):
+        self._step = checkpoint.step
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def tensors(self):
+        return {"w": TensorInfo("float32", (3,)), "global_step": TensorInfo("int64", (), "other")}
+
+    def read(self, names):
+        return {"w": np.full(3, self._step, np.float32), "global_step": np.asarray(self._step)}

@@ -118,7 +118,7 @@ def _record(stored: Mapping[str, Any], params: Mapping[str, Any]) -> TfutilsReco
         written=_time(stored),
         params=params,
         train_results=[_undone(entry) for entry in results if isinstance(entry, Mapping)],
-        validation_results={name: _mapping(found) for name, found in sets.items()},
+        validation_results={n: found for n, found in sets.items() if isinstance(found, Mapping)},
         validates=validates if isinstance(validates, ObjectId) else None,
     )
 
