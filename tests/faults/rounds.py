@@ -155,13 +155,14 @@ def carry_out(
     folder: Path, plan: Plan, reference: Path, abandoned: threading.Event
 ) -> dict[str, Any]:
     """Carry out a round and judge it; the outcome as plain values."""
-    begin = time.monotonic()
     known = json.loads(reference.read_text()) if plan.faults else {"seconds": 0.0}
     folder.mkdir(parents=True)
+    begin = time.monotonic()
     with Bench(folder, plan.variant) as bench:
         this = Round(plan, bench, known["seconds"], abandoned)
+        typed = time.monotonic()
         this.run()
-        seconds = time.monotonic() - begin
+        seconds = time.monotonic() - typed
         if not plan.faults:
             reference.write_text(json.dumps({**findings(bench, plan.variant), "seconds": seconds}))
         elif not this.verdict.hung:

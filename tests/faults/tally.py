@@ -51,7 +51,9 @@ class Tally:
             self.bad.append(number)
         codes = " ".join(map(str, outcome["codes"]))
         how = "BAD" if outcome["wrong"] else "ok"
-        return f"{number:4} {how:3} {outcome['seconds']:5.0f} s  {outcome['plan']}; exits {codes}"
+        missed = f"; missed {len(outcome['missed'])}" if outcome["missed"] else ""
+        told = f"{outcome['plan']}; exits {codes}{missed}"
+        return f"{number:4} {how:3} {outcome['seconds']:5.0f} s  {told}"
 
     def table(self) -> str:
         """All sums."""
