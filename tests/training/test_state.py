@@ -59,8 +59,17 @@ def test_not_finite_names_the_arrays_that_hold_nan_or_infinity():
     assert not_finite(values) == ["nan", "infinite", "bfloat"]
 
 
-def test_to_numpy_copies():
+def test_a_snapshot_is_of_one_step_and_nobody_changes_it_by_mistake():
+    """It shares the memory of variables until they are updated."""
     variable = tf.Variable([1.0, 2.0])
-    copy = to_numpy({"v": tf.identity(variable)})
-    copy["v"][:] = 7
-    assert variable.numpy().tolist() == [1, 2]
+    update = tf.function(lambda: variable.assign_add([1.0, 1.0]))
+    snapshot = tf.function(lambda: tf.identity(variable))()
+    early = to_numpy({"v": snapshot})
+    update()
+    late = to_numpy({"v": snapshot})
+    update()
+
+    assert early["v"].tolist() == late["v"].tolist() == [1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        early["v"][:] = 7
+    assert variable.numpy().tolist() == [3, 4]
