@@ -12,6 +12,8 @@
         print(shard["logits"].shape)
 
     run = pipefit.fit("configs/digits.toml")               # trains here, without Luigi
+    model = pipefit.load_model(run, step=200)              # keras.Model, built and restored
+    weights = pipefit.load_weights("old/model.h5", include="^conv")    # of any kind of file
 
 Importing this package loads neither pandas nor TensorFlow nor the MongoDB driver; these come with
 what needs them.
@@ -26,16 +28,28 @@ from pipefit.errors import PipefitError
 
 if TYPE_CHECKING:
     from pipefit.execution.api import fit
+    from pipefit.execution.weights import load_model, load_weights
     from pipefit.spec import Spec, read_spec
     from pipefit.store import open_store
 
     __version__: str
 
-__all__ = ["PipefitError", "Spec", "__version__", "fit", "open_store", "read_spec"]
+__all__ = [
+    "PipefitError",
+    "Spec",
+    "__version__",
+    "fit",
+    "load_model",
+    "load_weights",
+    "open_store",
+    "read_spec",
+]
 
 _HOMES = {
     "Spec": "pipefit.spec",
     "fit": "pipefit.execution.api",
+    "load_model": "pipefit.execution.weights",
+    "load_weights": "pipefit.execution.weights",
     "open_store": "pipefit.store",
     "read_spec": "pipefit.spec",
 }

@@ -257,9 +257,10 @@ class Report:
 
     def summary(self) -> dict[str, Any]:
         """A few plain values, for the history of a run."""
+        steps = [source.step for source in self.sources if source.step is not None]
         return {
             "from": [source.label for source in self.sources],
-            "steps": [source.step for source in self.sources],
+            **({"steps": steps} if steps else {}),
             "loaded": len(self.model.matched),
             "fresh": len(self.model.missing) + len(self.model.mismatched),
             "slots": len(self.optimizer.matched),

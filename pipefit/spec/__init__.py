@@ -7,7 +7,7 @@ spec.identity, spec.train_data.batch_size, spec.one_model.call
 
 from pipefit.spec.checking import check_builders
 from pipefit.spec.experiment import Spec
-from pipefit.spec.reading import changed, parse_set, read_spec
+from pipefit.spec.reading import changed, parse_set, read_source, read_spec
 from pipefit.spec.sections import (
     Archive,
     BestRule,
@@ -60,5 +60,6 @@ __all__ = [
     "check_builders",
     "parse_field",
     "parse_set",
+    "read_source",
     "read_spec",
 ]

@@ -9,9 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from pipefit.errors import SpecError, hide_in_addresses
 from pipefit.refs import dotted, show
 from pipefit.spec.experiment import Spec
+from pipefit.spec.problems import described, report
+from pipefit.spec.sections import From, Load
+from pipefit.spec.values import plain
 
 _EXAMPLE = "write dotted.key=value, such as train.steps=2000"
 
@@ -34,6 +39,18 @@ def read_spec(path: str | Path, overrides: Mapping[str, Any] | None = None) -> S
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from error.__cause__
     return Spec.of_tables(tables, origin=path)
+
+
+def read_source(table: Mapping[str, Any]) -> From:
+    """Read a table as it stands under `from` in [[load]].
+
+    Raises:
+        SpecError: listing everything that is wrong.
+    """
+    try:
+        return Load.model_validate({"from": plain(table)}).source
+    except ValidationError as error:
+        raise SpecError(report(described(error), None)) from error
 
 
 def changed(spec: Spec, overrides: Mapping[str, Any]) -> Spec:

@@ -7,7 +7,8 @@ import signal
 import numpy as np
 import pytest
 
-from pipefit.errors import LoadError
+import pipefit
+from pipefit.errors import LoadError, NotFound
 from pipefit.execution import InlineExecutor
 from pipefit.records import RunState
 from pipefit.store import open_store
@@ -199,6 +200,24 @@ def test_a_checkpoint_is_found_by_its_metric(uri, lab):
         load(spec, uri)
         told = json.loads(lab(spec.name).artifact("load.json"))
         assert told["sources"][0]["step"] == wanted
+
+
+def test_models_and_weights_come_to_python_by_one_call(uri, lab):
+    model = pipefit.load_model("a", 8, collection="lab", uri=uri)
+    before = lab("a").weights(8)
+    for variable in model.variables:
+        np.testing.assert_array_equal(variable.numpy(), before[f"model/{variable.path}"])
+    assert model(np.zeros((2, 4), "float32"))["logits"].shape == (2, 2)
+    newest = pipefit.load_model(lab("a"))
+    equal({"v": newest.variables[0].numpy()}, {"v": lab("a").weights()["model/hidden/kernel"]})
+    with pytest.raises(NotFound, match="run 'c': say in which collection it is; there are"):
+        pipefit.load_model("c", uri=uri)
+
+    found = pipefit.load_weights(lab("a"), step=8, rename={"^hidden": "enc"}, exclude="^norm/")
+    assert sorted(found) == ["enc/bias", "enc/kernel", "out/bias", "out/kernel"]
+    equal({"v": found["enc/kernel"]}, {"v": before["model/hidden/kernel"]})
+    table = {"name": "a", "collection": "lab", "database": uri, "step": 8}
+    equal(pipefit.load_weights(table, include="^out/"), named(found, "out/"))
 
 
 def kill_before_the_commit():

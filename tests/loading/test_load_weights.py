@@ -1,0 +1,62 @@
+"""Weights from files to Python, without TensorFlow."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import pipefit
+from pipefit.errors import LoadError, SpecError
+
+TENSORS = {
+    "net/conv1/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "net/conv1/bias": np.ones(3, np.float32),
+    "net/fc/kernel": np.zeros((3, 2), np.float32),
+    "net/fc/kernel/Momentum": np.ones((3, 2), np.float32),
+    "global_step": np.int64(7),
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    np.savez(tmp_path / "weights.npz", **TENSORS)
+    return tmp_path / "weights.npz"
+
+
+def test_only_what_is_included_comes_under_its_new_name(file):
+    found = pipefit.load_weights(
+        file, strip_prefix="net/", rename={r"^conv(\d)": r"block\1"}, include="conv"
+    )
+    assert sorted(found) == ["block1/bias", "block1/kernel"]
+    np.testing.assert_array_equal(found["block1/kernel"], TENSORS["net/conv1/kernel"])
+    assert sorted(pipefit.load_weights(str(file))) == sorted(TENSORS)[1:4]
+    assert pipefit.load_weights({"path": str(file)}, exclude=["conv", "fc/kernel"]) == {}
+
+
+def test_what_is_wrong_is_told(file):
+    with pytest.raises(LoadError, match=r"weights.npz: include 'covn' matches none of the names"):
+        pipefit.load_weights(file, include="covn")
+    with pytest.raises(LoadError, match="step = 3: a file has one step only"):
+        pipefit.load_weights(file, step=3)
+    with pytest.raises(LoadError, match="there is no"):
+        pipefit.load_weights(file.with_name("other.npz"))
+    with pytest.raises(SpecError, match="exactly one of name, path, archive, tfutils"):
+        pipefit.load_weights({"pth": str(file)})
+    with pytest.raises(LoadError, match="archive 'a' is not there: name the file itself"):
+        pipefit.load_weights({"archive": "a"})
+
+
+def test_a_state_that_was_saved_to_a_file_has_variables_by_their_paths(tmp_path):
+    state = {"model/out/kernel": np.ones((2, 2), np.float32), "run/step": np.int64(40)}
+    state |= {"optimizer/sgd/out_kernel_momentum": np.ones((2, 2), np.float32)}
+    np.savez(tmp_path / "state.npz", **state)
+    assert list(pipefit.load_weights(tmp_path / "state.npz")) == ["out/kernel"]
+
+
+def test_no_tensorflow_and_no_database_is_needed(file):
+    code = (
+        f"import sys, pipefit; pipefit.load_weights({str(file)!r}); "
+        "assert not {'tensorflow', 'keras', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
