@@ -116,7 +116,7 @@ def test_show_says_where_the_report_lies_and_brings_it_there(pipefit, make_run, 
 
 def test_a_run_is_rewound_and_tells_what_was_taken_out(pipefit, make_run, store):
     run = make_run("mlp", steps=100)
-    assert pipefit("show", "mlp", "--lines") == "it was never rewound\n"
+    assert pipefit("show", "mlp", "--lines") == "no closed lines\n"
     error = pipefit("rewind", "mlp", "--step", "70", fails=True)
     assert "keeps no checkpoint of step 70" in error and error.endswith("kept: 100\n")
     writer = acquired(store, run)
@@ -141,6 +141,18 @@ def acquired(store, run):
     """An owner's handle on a run that `make_run` has made."""
     order = RunOrder(run.collection, run.name, "same", {"seed": 0}, "{}", steps=200)
     return store.acquire(order, this_process(), ttl=600)
+
+
+def test_a_closed_line_is_dropped_when_one_says_so(pipefit, make_run, store):
+    make_run("mlp", "digits", steps=100)
+    pipefit("rewind", "mlp", "--step", "100")
+    told = pipefit("rewind", "mlp", "--drop", "1")
+    assert told.startswith("digits/mlp: the closed line 1 is dropped; `pipefit gc` removes its ")
+    assert pipefit("show", "mlp", "--lines") == "no closed lines\n"
+    assert "no closed line 1: it was dropped" in pipefit("rewind", "mlp", "--drop", "1", fails=True)
+    for words in ([], ["--step", "3", "--drop", "1"]):
+        result = CliRunner().invoke(main, ["rewind", "mlp", *words])
+        assert result.exit_code == 2 and "give --step N, or --drop LINE" in result.stderr
 
 
 def test_garbage_is_listed_and_removed_when_one_says_so(pipefit, make_run, store):

@@ -84,28 +84,38 @@ def show(name: str, collection: str | None, toml: bool, lines: bool, load: bool)
         click.echo(load_text(report) if report else "nothing was loaded into it")
     elif lines:
         closed = run.lines()
-        click.echo(lines_text(closed, width=_width()) if closed else "it was never rewound")
+        click.echo(lines_text(closed, width=_width()) if closed else "no closed lines")
     else:
         click.echo(run_text(run, report=_report(run), width=_width()))
 
 
 @main.command()
 @click.argument("name")
-@click.option("--step", type=int, required=True, help="The step that becomes the newest one.")
+@click.option("--step", type=int, help="The step that becomes the newest one.")
+@click.option("--drop", type=int, metavar="LINE", help="A closed line to drop for good instead.")
 @of_collection
-def rewind(name: str, step: int, collection: str | None) -> None:
+def rewind(name: str, step: int | None, drop: int | None, collection: str | None) -> None:
     """Take a run back to one of its checkpoints.
 
-    What came after it no longer counts; `pipefit show NAME --lines` lists it. Training the run
-    again continues after that step.
+    What came after it no longer counts; `pipefit show NAME --lines` lists it as a closed line.
+    Training the run again continues after that step. With --drop a closed line is given up, and
+    `pipefit gc` removes it an hour later.
     """
+    if (step is None) == (drop is None):
+        raise click.UsageError("give --step N, or --drop LINE")
     store = open_settings_store()
     run = find_run(store, name, collection)
-    store.rewind(run.collection, name, step)
-    number = run.lines()[-1].number
-    click.echo(
-        f"{run.collection}/{name} is at step {step}; what came after it is the closed line {number}"
-    )
+    shown = f"{run.collection}/{name}"
+    if step is not None:
+        store.rewind(run.collection, name, step)
+        number = run.lines()[-1].number
+        click.echo(f"{shown} is at step {step}; what came after it is the closed line {number}")
+    elif drop is not None:
+        line = store.drop_line(run.collection, name, drop)
+        click.echo(
+            f"{shown}: the closed line {drop} is dropped; `pipefit gc` removes its "
+            f"{len(line.checkpoints)} checkpoints, and all else of it, in an hour"
+        )
 
 
 @main.command()

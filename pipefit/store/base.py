@@ -287,6 +287,17 @@ class Store(Protocol):
             NotFound: the run keeps no checkpoint of that step (the message says of which).
         """
 
+    def drop_line(self, collection: str, name: str, number: int) -> ClosedLine:
+        """Let what the `number`-th rewind took out of a run count no more, for good.
+
+        `RunReader.lines` has it no longer, and what no other line needs is garbage after a while.
+        The numbers of the other lines stay, and the history tells of it.
+
+        Raises:
+            RunOwned: another process owns the run.
+            NotFound: the run has no such line, or no more.
+        """
+
     def garbage(
         self, collection: str | None = None, *, remove: bool = False, grace: float = 3600.0
     ) -> list[Garbage]:

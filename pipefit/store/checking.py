@@ -41,7 +41,8 @@ _DEPTH = 50
 
 def check_document(document: Mapping[str, Any]) -> None:
     """Raise `StoreError` unless this is the document of a run."""
-    _check_fields(document, {**_OF_RUN, "closed": _maybe(_list_of(_closed))}, "its document")
+    lines = {"closed": _maybe(_list_of(_closed)), "dropped": _maybe(_list_of(_dropped))}
+    _check_fields(document, {**_OF_RUN, **lines}, "its document")
     _check_line(document["line"], document["fence"])
 
 
@@ -73,7 +74,7 @@ def _check_columns(entries: list[Mapping[str, Any]], steps: int, where: str) -> 
 
 
 def _check_fields(told: Mapping[str, Any], checks: Mapping[str, Check], where: str) -> None:
-    optional = {"closed", "branch"}
+    optional = {"closed", "dropped", "branch"}
     missing = checks.keys() - told.keys() - optional
     unknown = told.keys() - checks.keys()
     if missing or unknown:
@@ -206,6 +207,7 @@ _closed = _having(
     best=_best,
     ended=_ended,
 )
+_dropped = _having(time=_time, line=_whole)
 _attempt = {
     "fence": _whole,
     "owner": _owner,

@@ -35,7 +35,8 @@ from pipefit.store.documents import (
 )
 from pipefit.store.garbage import never_counting
 
-#: Fields of the document of a run; `closed` is there once it was rewound.
+#: Fields of the document of a run; `closed` is there once it was rewound, `dropped` once one of
+#: these lines was dropped.
 RUN = (
     *("identity", "steps", "state", "reason", "fence", "created", "updated", "parts", "spec"),
     *("program", "line", "committed", "best", "attempt", "ended", "described", "history"),
@@ -112,6 +113,8 @@ class StoredContent:
         told["attempt"] = {key: _plain(run["attempt"].get(key)) for key in OF_ATTEMPT}
         if run.get("closed"):
             told["closed"] = _plain(run["closed"])
+        if run.get("dropped"):
+            told["dropped"] = _plain(run["dropped"])
         if run.get("described"):
             files = [_without(file, "file") for file in run["described"]["artifacts"]]
             told["described"] = {"model": run["described"]["model"], "artifacts": _plain(files)}

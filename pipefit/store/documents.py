@@ -15,6 +15,8 @@ A run's document (`<c>.runs`) has the run's name as its `_id` and stays small ho
                                     says: [{time, fence, number, ...}], counted per attempt
     closed                          [{time, fence, start, line, committed, best, ended}], what
                                     rewinds took out of the run; absent before the first
+    dropped                         [{time, line}], the numbers of those of `closed` that count no
+                                    more; absent before the first
 
 A record (`<c>.records`) has run, kind, name, step and fence, is unique by the first four and by
 branch, and is replaced, never changed. `name` is the set of a validation, the id of a checkpoint
@@ -52,7 +54,7 @@ from datetime import datetime
 from typing import Any
 
 from pipefit import records
-from pipefit.errors import StoreError
+from pipefit.errors import NotFound, StoreError
 from pipefit.records import (
     NOTHING,
     Best,
@@ -296,11 +298,31 @@ def closed_line_of(
     )
 
 
+def kept_lines(run: Mapping[str, Any]) -> list[int]:
+    """The numbers of the closed lines that still count."""
+    dropped = {entry["line"] for entry in run.get("dropped", ())}
+    return [n for n in range(1, len(run.get("closed", ())) + 1) if n not in dropped]
+
+
+def check_line(run: Mapping[str, Any], number: int) -> None:
+    """Raise `NotFound` unless the run has this closed line."""
+    if number not in (kept := kept_lines(run)):
+        times = len(run.get("closed", ()))
+        told = f"it was rewound {times} times"
+        if 1 <= number <= times:
+            told = f"it was dropped; there are: {', '.join(map(str, kept)) or 'none'}"
+        raise NotFound(f"run {run['_id']!r} has no closed line {number}: {told}")
+
+
 def in_closed_line(run: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Whether a record is one of those that a rewind took out of the run."""
+    """Whether a record counts in a closed line; of checkpoints, whether only a rewind took it out.
+
+    A line grew out of steps that may belong to another one by now, which may have been dropped.
+    """
     return any(
-        record["step"] > entry["start"] and counts(closed_line(run, number), record)
-        for number, entry in enumerate(run.get("closed", ()), start=1)
+        counts(closed_line(run, number), record)
+        for number in kept_lines(run)
+        if record["kind"] != CHECKPOINT or record["step"] > run["closed"][number - 1]["start"]
     )
 
 

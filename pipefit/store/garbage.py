@@ -190,6 +190,8 @@ class _Sweep:
         since: datetime = record["created"]
         if run is not None and run["attempt"]["fence"] > record["fence"]:
             since = max(since, run["attempt"]["started"])
+        dropped = run.get("dropped", ()) if run is not None else ()
+        since = max([since, *(entry["time"] for entry in dropped)])
         age = self._now - since
         held = holder.words if _may_be_published(run, record) else None
         if held is None and age < self._grace and not _was_unfinished(run, record):
@@ -268,7 +270,7 @@ def never_counting(run: Mapping[str, Any] | None, stored: Iterable[Document]) ->
         if kind == CHECKPOINT:
             counting = record["name"] in checkpoints
         elif kind == ARTIFACT:
-            counting = id(record) in newest
+            counting = id(record) in newest and _counts(run, record)
         elif kind in _NEVER_DRAFTS:
             counting = True
         else:
@@ -283,7 +285,7 @@ def kept_checkpoints(
     """The committed checkpoints of a run and of its closed lines."""
     found = [record for record in stored if record["kind"] == CHECKPOINT]
     kept = list(documents.checkpoints_of(run, found).values()) if run["committed"] else []
-    for number in range(1, len(run.get("closed", ())) + 1):
+    for number in documents.kept_lines(run):
         kept += documents.closed_line_of(run, number, found).checkpoints
     return kept
 
@@ -311,8 +313,13 @@ def _is_in_a_line(run: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
     fence, step = record["fence"], record["step"]
     if records.counts(run["line"], fence, step):
         return True
-    closed = run.get("closed", ())
-    return any(step > c["start"] and records.counts(c["line"], fence, step) for c in closed)
+    # Also the steps that a line grew out of: they may be in another one, which was dropped.
+    closed = [run["closed"][number - 1]["line"] for number in documents.kept_lines(run)]
+    return any(records.counts(line, fence, step) for line in closed)
+
+
+def _counts(run: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    return documents.counts(run, record) or documents.in_closed_line(run, record)
 
 
 def _newest_artifacts(stored: Iterable[Document]) -> set[int]:

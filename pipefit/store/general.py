@@ -12,11 +12,11 @@ from pipefit import records
 from pipefit.errors import NotFound, StoreError
 from pipefit.records import (
     CheckpointInfo,
+    ClosedLine,
     Garbage,
     Lease,
     Owner,
     RunOrder,
-    RunState,
     RunStatus,
     Validation,
 )
@@ -89,7 +89,7 @@ class GeneralStore(abc.ABC):
         from pipefit.store import frames
 
         return frames.runs_frame(
-            _row(run, name) for name in wanted for run in self._backend(name).list_runs()
+            states.row(run, name) for name in wanted for run in self._backend(name).list_runs()
         )
 
     def statuses(self, collection: str, names: Sequence[str]) -> dict[str, RunStatus]:
@@ -184,6 +184,17 @@ class GeneralStore(abc.ABC):
         backend = self._writable(collection)
         _existing(backend, name)
         return rewinding.rewind(backend, name, step)
+
+    def drop_line(self, collection: str, name: str, number: int) -> ClosedLine:
+        """Let a closed line count no more; see `pipefit.store.base.Store`.
+
+        Raises:
+            RunOwned: somebody owns the run.
+            NotFound: it has no such line.
+        """
+        backend = self._writable(collection)
+        _existing(backend, name)
+        return rewinding.drop_line(backend, name, number)
 
     def garbage(
         self, collection: str | None = None, *, remove: bool = False, grace: float = GRACE
@@ -349,22 +360,6 @@ def _is_run_name(name: str) -> bool:
         return bool(records.check_run_name(name))
     except ValueError:
         return False
-
-
-def _row(run: Document, collection: str) -> Document:
-    status = states.status_of(run, collection)
-    ended = status.ended if status.state is RunState.FINISHED else None
-    return {
-        "collection": collection,
-        "name": status.name,
-        "state": str(status.state),
-        "step": status.step,
-        "steps": run["steps"],
-        "attempts": run["fence"] - len(run.get("closed", ())),
-        "updated": run["updated"],
-        "reason": status.reason or (ended and ended.reason),
-        "best": run["best"] and run["best"]["value"],
-    }
 
 
 def _gone(name: str, checkpoint: CheckpointInfo) -> str:

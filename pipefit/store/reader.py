@@ -74,20 +74,16 @@ class StoredRun:
         """What rewinds took out of the run, oldest first; `line` reads it."""
         run = self._run()
         stored = self._backend.find_records(self.name, CHECKPOINT)
-        numbers = range(1, len(run.get("closed", ())) + 1)
+        numbers = documents.kept_lines(run)
         return [documents.closed_line_of(run, number, stored) for number in numbers]
 
     def line(self, number: int) -> StoredRun:
         """Reads the run as if it had not been rewound for the `number`-th time.
 
         Raises:
-            NotFound: it was not rewound so often.
+            NotFound: it was not rewound so often, or the line was dropped.
         """
-        closed = len(self._run().get("closed", ()))
-        if not 1 <= number <= closed:
-            raise NotFound(
-                f"run {self.name!r} has no closed line {number}: it was rewound {closed} times"
-            )
+        documents.check_line(self._run(), number)
         return StoredRun(self._backend, self.name, number)
 
     def metrics(self) -> pd.DataFrame:

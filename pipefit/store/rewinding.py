@@ -13,7 +13,7 @@ from typing import Any
 
 from pipefit import records
 from pipefit.errors import NotFound, RunOwned, StoreError
-from pipefit.records import CheckpointInfo, RunState
+from pipefit.records import CheckpointInfo, ClosedLine, RunState
 from pipefit.store import documents
 from pipefit.store.backend import Backend, Document
 from pipefit.store.documents import CHECKPOINT
@@ -40,6 +40,23 @@ def rewind(backend: Backend, name: str, step: int) -> CheckpointInfo:
         record = next(r for r in stored if r["name"] == kept[step].id)
         if backend.change_unowned(run, *_changes(run, record)):
             return kept[step]
+    raise StoreError(f"run {name!r} changes its owner all the time: stop those who want it")
+
+
+def drop_line(backend: Backend, name: str, number: int) -> ClosedLine:
+    """Let a closed line of a run count no more; see `Store.drop_line`."""
+    for _ in range(_TRIES):
+        run = backend.find_run(name)
+        if run is None:
+            raise NotFound(f"run {name!r} of collection {backend.collection!r} was deleted")
+        if documents.lease_of(run) is not None:
+            raise RunOwned(owned_text(run, backend.collection))
+        documents.check_line(run, number)
+        told = documents.closed_line_of(run, number, backend.find_records(name, CHECKPOINT))
+        event = {"fence": run["fence"], "event": "drop line", "line": number}
+        entries = {"dropped": {"line": number}, "history": event}
+        if backend.change_unowned(run, {"lease": None}, entries):
+            return told
     raise StoreError(f"run {name!r} changes its owner all the time: stop those who want it")
 
 

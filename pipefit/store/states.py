@@ -67,6 +67,23 @@ def status_of(run: Mapping[str, Any], collection: str) -> RunStatus:
     )
 
 
+def row(run: Mapping[str, Any], collection: str) -> Document:
+    """What the table of runs says of one."""
+    status = status_of(run, collection)
+    ended = status.ended if status.state is RunState.FINISHED else None
+    return {
+        "collection": collection,
+        "name": status.name,
+        "state": str(status.state),
+        "step": status.step,
+        "steps": run["steps"],
+        "attempts": run["fence"] - len(run.get("closed", ())),
+        "updated": run["updated"],
+        "reason": status.reason or (ended and ended.reason),
+        "best": run["best"] and run["best"]["value"],
+    }
+
+
 def described(run: Mapping[str, Any], collection: str) -> Document:
     """A run's document as plain values, for people and reports."""
     document = {key: value for key, value in run.items() if key not in ("_id", "now")}

@@ -19,6 +19,7 @@ from actors import (
 
 from pipefit.errors import LeaseLost, NotFound, RunOwned
 from pipefit.records import Best, MetricBlock, RunState
+from pipefit.store import open_store
 
 
 def best(value, step):
@@ -212,3 +213,63 @@ class RewindContract:
         store.acquire(order(steps=900), ELSEWHERE, 60.0).begin(10)
 
         assert reader(store).document()["steps"] == 900
+
+    def test_a_closed_line_that_is_dropped_counts_no_more_and_is_garbage(self, store):
+        ended(store)
+        for value, start in ((2.0, 20), (3.0, 10)):
+            store.rewind(COLLECTION, "a", start)
+            steps = [step for step in (20, 30) if step > start]
+            trained(store, steps, start, value).end(RunState.FINISHED, None, 30, "")
+        assert store.garbage(COLLECTION, grace=0) == []
+
+        dropped = store.drop_line(COLLECTION, "a", 2)
+        assert (dropped.number, [c.step for c in dropped.checkpoints]) == (2, [20, 30])
+        run = reader(store)
+        assert [(line.number, line.start) for line in run.lines()] == [(1, 20)]
+        with pytest.raises(NotFound, match="no closed line 2: it was dropped; there are: 1"):
+            run.line(2)
+        with pytest.raises(NotFound, match="no closed line 2"):
+            store.drop_line(COLLECTION, "a", 2)
+        # Held for who reads it, then gone. The other line grew out of steps of this one.
+        assert all(item.held for item in store.garbage(COLLECTION, remove=True))
+        gone = store.garbage(COLLECTION, remove=True, grace=0)
+        assert sorted(int(i.run == "a") for i in gone if i.kind == "checkpoint") == [1, 1]
+        assert store.garbage(COLLECTION, grace=0) == []
+        assert list(run.line(1).metrics()["loss"]) == [1.0] * 30
+        assert run.line(1).weights()["step"] == 31
+        assert run.line(1).outputs("test")["x"][0, 0] == 0.3
+        assert list(run.metrics()["loss"]) == [1.0] * 10 + [3.0] * 20
+        assert [e["event"] for e in run.document()["history"]] == ["rewind", "rewind", "drop line"]
+
+        # All that is left goes with it, and the run goes on as if there had been nothing else.
+        store.drop_line(COLLECTION, "a", 1)
+        store.garbage(COLLECTION, remove=True, grace=0)
+        assert (run.lines(), store.garbage(COLLECTION, grace=0)) == ([], [])
+        assert [c.step for c in acquire(store).checkpoints()] == [30, 20, 10]
+        assert list(run.metrics()["loss"]) == [1.0] * 10 + [3.0] * 20
+        assert len(run.values("image")) == 30
+
+    def test_a_line_of_a_run_that_is_owned_is_not_dropped(self, store):
+        ended(store)
+        store.rewind(COLLECTION, "a", 20)
+        trained(store, (30,), 20, owner=ELSEWHERE)
+        with pytest.raises(RunOwned):
+            store.drop_line(COLLECTION, "a", 1)
+        with pytest.raises(NotFound, match="there is no run 'b'"):
+            store.drop_line(COLLECTION, "b", 1)
+        assert len(reader(store).lines()) == 1
+
+    def test_what_was_dropped_stays_dropped_elsewhere(self, store, tmp_path):
+        other = open_store((tmp_path / "other").as_uri())
+        ended(store)
+        for start in (20, 10):
+            store.rewind(COLLECTION, "a", start)
+        store.drop_line(COLLECTION, "a", 1)
+        assert other.import_run(store.export_run(COLLECTION, "a"))
+        assert not other.import_run(store.export_run(COLLECTION, "a"))
+
+        (line,) = reader(other).lines()
+        assert (line.number, [c.step for c in line.checkpoints]) == (2, [20])
+        with pytest.raises(NotFound, match="was dropped"):
+            reader(other).line(1)
+        assert other.garbage(COLLECTION, grace=0) == []

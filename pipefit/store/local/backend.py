@@ -258,7 +258,24 @@ class LocalBackend:
     @guarded
     def drop_same(self, record: Mapping[str, Any]) -> bool:
         """Delete a record unless it was replaced since it was read; whether it was deleted."""
+        if record["kind"] == CHECKPOINT:
+            return self._unlist(record)
         return contents.drop_same(record)
+
+    def _unlist(self, record: Mapping[str, Any]) -> bool:
+        """Take a checkpoint out of the list; while somebody owns the run, that is their matter."""
+        files = self.files_of(record["run"])
+        version = files.newest()
+        if version is None or version.document["lease"] is not None:
+            return False
+        stored = files.checkpoints(version)
+        left = [other for other in stored if other["name"] != record["name"]]
+        with Draft(files, version) as draft:
+            draft.set_checkpoints(left)
+            try:
+                return len(left) < len(stored) and draft.publish() is not None
+            except Overtaken:
+                return False
 
     @guarded
     def arrivals(self) -> list[Arriving]:
