@@ -230,15 +230,11 @@ class Trainer:
             return {}
         if self.replicas.count == 1 and self._accumulate == 1:
             return dict(outputs[0])
-        sizes = [part.examples for part in slices[0]]
-        for name, value in self.replicas.firsts(outputs[0]).items():
-            if value.shape.rank == 0 or value.shape[0] != sizes[0]:
-                raise SpecError(
-                    f"train.targets: output {name!r} has shape {value.shape} for {sizes[0]} "
-                    f"examples: it cannot be put together from several slices of a batch; give "
-                    f"one row per example, or use one device and train.accumulate = 1"
-                )
-        parts = [{k: self.replicas.joined(v) for k, v in part.items()} for part in outputs]
+        # All slices of the first device are of this size.
+        examples = slices[0][0].examples
+        parts = [
+            self.replicas.joined_rows(part, examples, "train.targets: output") for part in outputs
+        ]
         return {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
 
 

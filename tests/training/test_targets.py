@@ -163,7 +163,7 @@ def test_an_output_that_slices_do_not_have_rows_of_is_refused_on_several_only():
     target = {"t": of_each(lambda i, o: {"mean": o["mean"]})}
     assert make_trainer(model, loss=loss, targets=target).run(2)["t/mean"].shape == (2,)
     for options in ({"devices": 2}, {"accumulate": 2}):
-        with pytest.raises(SpecError, match=r"output 'mean' has shape .* cannot be put together"):
+        with pytest.raises(SpecError, match=r"output 'mean' has shape .* cannot be joined"):
             make_trainer(model, loss=loss, targets=target, **options).run(1)
 
 

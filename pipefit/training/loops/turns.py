@@ -183,25 +183,9 @@ def on_devices(replicas: Replicas, model: keras.Model, function: Forward, fields
     return joined_rows(replicas, results, fields, "step.call: result")
 
 
-def joined_rows(replicas: Replicas, results: Any, fields: Batch, what: str) -> Batch:
-    """What every device has computed of its slice of a batch, put together.
-
-    Args:
-        replicas: the devices.
-        results: per-device tensors by name.
-        fields: the batch.
-        what: they are, for messages.
-
-    Raises:
-        SpecError: on several devices, for one that has not one row per example.
-    """
-    if replicas.count > 1:
-        examples = replicas.sizes(next(iter(fields.values())).shape[0])[0]
-        for name, value in replicas.firsts(results).items():
-            if value.shape.rank == 0 or value.shape[0] != examples:
-                raise SpecError(
-                    f"{what} {name!r} has shape {value.shape} for {examples} examples: it cannot "
-                    f"be joined with those of other devices; give one row per example, or use one "
-                    f"device"
-                )
-    return {name: replicas.joined(value) for name, value in results.items()}
+def joined_rows(replicas: Replicas, results: Batch, fields: Batch, what: str) -> Batch:
+    """What the devices have computed of a batch; on one device it may have any shape."""
+    if replicas.count == 1:
+        return dict(results)
+    examples = replicas.sizes(next(iter(fields.values())).shape[0])[0]
+    return replicas.joined_rows(results, examples, what)

@@ -8,12 +8,12 @@ One device uses no strategy at all (a MirroredStrategy of one costs 0.5 to 0.7 o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from pipefit.errors import DeviceError
+from pipefit.errors import DeviceError, SpecError
 
 Batch = dict[str, tf.Tensor]
 
@@ -158,6 +158,26 @@ class Replicas:
         if self.strategy is None:
             return values
         return tf.concat(self.strategy.experimental_local_results(values), axis=0)
+
+    def joined_rows(self, results: Mapping[str, Any], examples: int, what: str) -> Batch:
+        """The same for results by name, of which each must have one row per example.
+
+        Args:
+            results: per-device tensors by name.
+            examples: of the first device.
+            what: they are, for messages.
+
+        Raises:
+            SpecError: one has not.
+        """
+        for name, value in self.firsts(results).items():
+            if value.shape.rank == 0 or value.shape[0] != examples:
+                raise SpecError(
+                    f"{what} {name!r} has shape {value.shape} for {examples} examples: it cannot "
+                    f"be joined with those of other slices of a batch; give one row per example, "
+                    f"or use one device and train.accumulate = 1"
+                )
+        return {name: self.joined(value) for name, value in results.items()}
 
 
 def _have_nccl(names: list[str]) -> bool:
