@@ -65,7 +65,9 @@ _NO_SPACE = {14031}  # OutOfDiskSpace
 _NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED"
 _NO_TLS = "SSL handshake failed"
 _NO_TLS_ADVICE = "if the server does not speak TLS, leave tls=true out of the URI"
-_NOT_REPLICATED = {64}  # WriteConcernFailed: no majority within its timeout
+# No majority within its timeout; and what a member answers that is no longer the primary, shuts
+# down, or waits for an election, or takes longer than the URI lets it: later it may be done.
+_NOT_NOW = {64, 6, 7, 50, 89, 91, 133, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -176,7 +178,7 @@ def _translated(error: Exception, shown: str) -> StoreError:
         )
     # Of a URI that has been read already only the name service can still be a configuration error.
     unreachable = errors.ConnectionFailure | errors.ConfigurationError
-    if isinstance(error, unreachable) or code in _NOT_REPLICATED:
+    if isinstance(error, unreachable) or code in _NOT_NOW:
         advice = _NO_TLS_ADVICE if _NO_TLS in reason else _advice()
         return StoreUnavailable(f"{shown} cannot be reached: {reason}; {advice}")
     return StoreError(f"{shown} failed: {reason}")

@@ -9,7 +9,7 @@ import pymongo.errors
 import pytest
 from actors import COLLECTION, order, reader, started
 
-from pipefit.errors import StoreAccessDenied, StoreError, StoreUnavailable
+from pipefit.errors import StoreAccessDenied, StoreError, StoreFull, StoreUnavailable
 from pipefit.store import client, open_store, this_process
 
 PASSWORD = "s3cret"
@@ -106,7 +106,7 @@ def test_a_wrong_password_is_refused_and_not_shown(database_uri):
 @pytest.mark.parametrize(
     ("raised", "kind", "said"),
     [
-        (pymongo.errors.OperationFailure("out", 14031), StoreError, "no disk space left: out"),
+        (pymongo.errors.OperationFailure("out", 14031), StoreFull, "no disk space left: out"),
         (
             pymongo.errors.WriteError("WT_SESSION: No space left on device", 8),
             StoreError,
@@ -126,6 +126,14 @@ def test_a_wrong_password_is_refused_and_not_shown(database_uri):
             StoreUnavailable,
             "cannot be reached: waiting timed out",
         ),
+        (
+            pymongo.errors.BulkWriteError(
+                {"writeErrors": [{"code": 11602, "errmsg": "operation was interrupted"}]}
+            ),
+            StoreUnavailable,
+            "cannot be reached: operation was interrupted",
+        ),
+        (pymongo.errors.ExecutionTimeout("too slow", 50), StoreUnavailable, "cannot be reached"),
         (pymongo.errors.BulkWriteError({}), StoreError, "failed: batch op errors"),
         (pymongo.errors.WTimeoutError("waiting", 64), StoreUnavailable, "cannot be reached"),
         (pymongo.errors.NotPrimaryError("no primary"), StoreUnavailable, "cannot be reached"),
