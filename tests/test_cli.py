@@ -106,12 +106,18 @@ def test_show_gives_the_reason_and_the_log_of_a_failed_run(pipefit, make_run):
 def test_show_says_where_the_report_lies_and_brings_it_there(pipefit, make_run, store, environment):
     make_run("night/mlp")
     assert "report" not in pipefit("show", "night/mlp")
+    assert "has no report yet" in pipefit("show", "night/mlp", "--report", fails=True)
+    path = Path(environment["PIPEFIT_HOME"], "reports/digits/night/mlp/report.html")
+
+    def told():
+        (line,) = [x for x in pipefit("show", "night/mlp").splitlines() if "report" in x]
+        return line.split(maxsplit=1)[1]
+
     for page in (b"<p>first", b"<p>second"):
         store.put_artifact("digits", "night/mlp", "report.html", 100, page)
-        (line,) = [x for x in pipefit("show", "night/mlp").splitlines() if "report" in x]
-        path = Path(environment["PIPEFIT_HOME"], "reports/digits/night/mlp/report.html")
-        assert line.split() == ["report", str(path)]
-        assert path.read_bytes() == page
+        assert told() == "`pipefit show night/mlp --report` brings it to this machine"
+        assert pipefit("show", "night/mlp", "--report") == f"{path}\n"
+        assert path.read_bytes() == page and told() == str(path)
 
 
 def test_a_run_is_rewound_and_tells_what_was_taken_out(pipefit, make_run, store):

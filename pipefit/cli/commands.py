@@ -6,8 +6,10 @@ answer at once.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ import click
 from pipefit import settings
 from pipefit.cli import moving, replaying
 from pipefit.cli.common import find_run, no_such, of_collection, open_settings_store
-from pipefit.errors import NotFound, PipefitError, without_passwords
+from pipefit.errors import NotFound, PipefitError, SettingsError, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +74,10 @@ def runs(collection: str | None) -> None:
 @click.option("--toml", is_flag=True, help="Print its experiment file instead.")
 @click.option("--lines", is_flag=True, help="Print what rewinds took out of it instead.")
 @click.option("--load", is_flag=True, help="Print what was loaded before its first step instead.")
-def show(name: str, collection: str | None, toml: bool, lines: bool, load: bool) -> None:
+@click.option("--report", is_flag=True, help="Bring its report here, and print where instead.")
+def show(
+    name: str, collection: str | None, *, toml: bool, lines: bool, load: bool, report: bool
+) -> None:
     """Show one run: its state, results, checkpoints and attempts."""
     from pipefit.report.text import lines_text, load_text, run_text
 
@@ -80,11 +85,13 @@ def show(name: str, collection: str | None, toml: bool, lines: bool, load: bool)
     if toml:
         click.echo(_experiment_file(run), nl=False)
     elif load:
-        report = run.artifact("load.txt")
-        click.echo(load_text(report) if report else "nothing was loaded into it")
+        loaded = run.artifact("load.txt")
+        click.echo(load_text(loaded) if loaded else "nothing was loaded into it")
     elif lines:
         closed = run.lines()
         click.echo(lines_text(closed, width=_width()) if closed else "no closed lines")
+    elif report:
+        click.echo(_bring_report(run))
     else:
         click.echo(run_text(run, report=_report(run), width=_width()))
 
@@ -248,17 +255,33 @@ def _experiment_file(run: RunReader) -> str:
 
 
 def _report(run: RunReader) -> str | None:
-    """The file of the run's report, brought here from the database if it is not on this machine."""
-    page = run.artifact(REPORT)
-    if page is None:
+    """Where the report of the run is; nothing is downloaded."""
+    stored = run.find_artifact(REPORT)
+    if stored is None:
         return None
-    path = settings.home() / "reports" / run.collection / run.name / REPORT
+    with suppress(OSError), _report_path(run).open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() == stored.sha256:
+            return str(_report_path(run))
+    return f"`pipefit show {run.name} --report` brings it to this machine"
+
+
+def _report_path(run: RunReader) -> Path:
+    return settings.home() / "reports" / run.collection / run.name / REPORT
+
+
+def _bring_report(run: RunReader) -> Path:
+    """The file of the run's report, brought here from the store."""
+    page, path = run.artifact(REPORT), _report_path(run)
+    if page is None:
+        raise NotFound(f"run {run.name!r} has no report yet: it is made when the run is complete")
     try:
-        if not path.exists() or path.read_bytes() != page:
-            _publish(path, page)
+        _publish(path, page)
     except OSError as error:
-        return f"in the database, as {REPORT} ({path}: {error.strerror})"
-    return str(path)
+        raise SettingsError(
+            f"{path} cannot be written ({error.strerror}): free some space, or set PIPEFIT_HOME to "
+            "another folder"
+        ) from error
+    return path
 
 
 def _publish(path: Path, content: bytes) -> None:

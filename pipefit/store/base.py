@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+    from pipefit.store.backend import StoredFile
     from pipefit.store.content import RunContent
     from pipefit.store.ownership import AttemptKey
     from pipefit.store.results import Outputs, OutputsWriter, Values
@@ -205,6 +206,9 @@ class RunReader(Protocol):
 
     def artifact(self, name: str) -> bytes | None:
         """The newest stored artifact of this name, verified; None if there is none."""
+
+    def find_artifact(self, name: str) -> StoredFile | None:
+        """Id, length and sha256 of the newest stored artifact of this name, which is not read."""
 
 
 class Store(Protocol):

@@ -223,25 +223,20 @@ class StoredRun:
         Raises:
             CheckpointCorrupt: its file is damaged.
         """
-        file = self._artifact(name)
+        file = self.find_artifact(name)
         if file is None:
             return None
         try:
             return bytes(self._backend.artifacts_of(self.name).read(file))
         except CheckpointCorrupt:
             # It may have been replaced while it was read.
-            again = self._artifact(name)
+            again = self.find_artifact(name)
             if again is None or again == file:
                 raise
             return bytes(self._backend.artifacts_of(self.name).read(again))
 
-    def _validations(self) -> list[Document]:
-        """Records of validations that count, one per set and step."""
-        # Those of committed checkpoints last: they replace those made in training.
-        stored = self._records(VALIDATION) + self._records(VALIDATED)
-        return list({(record["name"], record["step"]): record for record in stored}.values())
-
-    def _artifact(self, name: str) -> StoredFile | None:
+    def find_artifact(self, name: str) -> StoredFile | None:
+        """Id, length and sha256 of the newest stored artifact of this name, which is not read."""
         stored = self._backend.find_records(self.name, ARTIFACT, {"name": name})
         run = self._run(light=False)
         stored = [record for record in stored if documents.counts(run, record)]
@@ -250,6 +245,12 @@ class StoredRun:
         newest = max(stored, key=lambda record: record["created"])
         label = f"artifact {name!r} of run {self.name!r}"
         return StoredFile(newest["file"], newest["size"], newest["sha256"], label)
+
+    def _validations(self) -> list[Document]:
+        """Records of validations that count, one per set and step."""
+        # Those of committed checkpoints last: they replace those made in training.
+        stored = self._records(VALIDATION) + self._records(VALIDATED)
+        return list({(record["name"], record["step"]): record for record in stored}.values())
 
     def _facts(self, info: CheckpointInfo) -> dict[str, TensorFacts]:
         file = documents.checkpoint_file(info, self.name)

@@ -3,8 +3,9 @@
 import bson
 import numpy as np
 from actors import PERMANENT, reader, started
-from pipefit.execution.loading import RunSource, StateSource
 from recorder import RECORDER
+
+from pipefit.execution.loading import RunSource, StateSource
 
 KERNEL = 262_144  # numbers of 4 bytes: 1 MiB
 
