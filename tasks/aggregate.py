@@ -49,9 +49,12 @@ class Aggregate(ModelTask):
 
     def run(self) -> None:
         """Join what is stored; the record comes last."""
+        from pipefit.execution.replay import replay_before
         from pipefit.report import render
 
         spec, step = self.run_spec, self.last_step()
+        # All that a complete run may have left is how its attempt ended: no training asks for it.
+        replay_before(store(), spec.collection, [spec.name])
         page = render(store().run(spec.name, spec.collection))
         store().put_artifact(spec.collection, spec.name, "report.html", step, page.encode())
         _publish(self.report, page)
