@@ -51,7 +51,8 @@ class Slots:
             variable = name.removeprefix(_AVERAGE)
             return Slot(variable, "average") if variable in self._variables else None
         if name.startswith(_OPTIMIZER):
-            return self._of_keras(name)
+            # A run that was imported has the names of TensorFlow 1 below it.
+            return self._of_keras(name) or self._of_tensorflow_1(name.removeprefix(_OPTIMIZER))
         return self._of_tensorflow_1(name)
 
     def _of_tensorflow_1(self, name: str) -> Slot | None:

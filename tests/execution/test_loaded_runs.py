@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import pipefit
-from pipefit.errors import LoadError, NotFound
+from pipefit.errors import IdentityMismatch, LoadError, NotFound
 from pipefit.execution import InlineExecutor
 from pipefit.records import RunState
+from pipefit.spec import Spec
 from pipefit.store import open_store
 from tests.execution.lab_runs import (
     Worker,
@@ -218,6 +219,42 @@ def test_models_and_weights_come_to_python_by_one_call(uri, lab):
     equal({"v": found["enc/kernel"]}, {"v": before["model/hidden/kernel"]})
     table = {"name": "a", "collection": "lab", "database": uri, "step": 8}
     equal(pipefit.load_weights(table, include="^out/"), named(found, "out/"))
+
+
+def test_of_several_models_each_has_its_own_sources(uri, lab):
+    tables = run_of("pair", {"name": "a", "step": 8}, steps=2).table()
+    net = tables.pop("model")
+    tables["models"] = {"x": net, "y": {**net, "load": []}}
+    runs = pipefit.fit(Spec.of_tables(tables), uri=uri)
+
+    assert [run.checkpoints()["step"].tolist() for run in runs.values()] == [[0, 2], [2]]
+    for name in ("model/hidden/kernel", "model/norm/moving_mean"):
+        equal({"v": runs["x"].weights(0)[name]}, {"v": lab("a").weights(8)[name]})
+
+
+def test_other_rates_of_groups_are_used_and_written_down(uri, lab):
+    """Changed after 4 steps: the output stands still from then on."""
+    groups = [{"match": "^out/", "scale": 0.5}]
+    sgd = {"builder": "keras.optimizers:SGD", "learning_rate": 0.1}
+    spec = changed(run_of("rates", steps=4), optimizer={**sgd, "groups": groups})
+    carry_out(spec, uri)
+    new = [{"match": "^out/", "scale": 0.0}, {"match": "^hidden/", "scale": 2.0}]
+    spec = changed(spec, optimizer={**sgd, "groups": new}, train={"steps": 8})
+    with pytest.raises(IdentityMismatch, match=r"optimizer\.groups"):
+        carry_out(spec, uri)
+    again = order(spec, uri, allow_change=("optimizer.groups",))
+    InlineExecutor().run(again, lambda event: None, lambda: None)
+
+    rates = lab("rates").metrics()
+    assert np.allclose(rates["learning_rate/^out/"], [0.05] * 4 + [0.0] * 4)
+    assert np.allclose(rates["learning_rate/^hidden/"].loc[5:], 0.2)
+    (entry,) = lab("rates").document()["history"]
+    (change,) = entry["changes"]
+    assert change["key"] == "optimizer.groups"
+    assert (json.loads(change["old"]), json.loads(change["new"])) == (groups, new)
+    before, after = (lab("rates").weights(step) for step in (4, 8))
+    equal(named(before, "model/out/"), named(after, "model/out/"))
+    assert (before["model/hidden/kernel"] != after["model/hidden/kernel"]).any()
 
 
 def kill_before_the_commit():

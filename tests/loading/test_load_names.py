@@ -95,6 +95,7 @@ def test_the_state_of_a_run_has_variables_by_their_paths():
         ("a/b/kernel/Adam", ("a/b/kernel", "adam/momentum")),
         ("train/a/b/kernel/Adam_1", ("a/b/kernel", "adam/velocity")),
         ("a/Momentum", ("a", "Momentum")),
+        ("optimizer/a/b/kernel/Momentum", ("a/b/kernel", "Momentum")),
         ("optimizer/adam/iteration", None),
         ("c/Adam", None),
     ],
