@@ -304,8 +304,9 @@ print(kept.read_tensors(None, StoredFile(sys.argv[2], int(sys.argv[3]), sys.argv
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "1\n"
 
 
-def test_neither_owners_nor_times_nor_locks_are_asked_for(tmp_path, monkeypatch):
-    """Some network storage refuses them."""
+@pytest.fixture
+def network_storage(monkeypatch):
+    """Refuses what some network storage refuses: owners, times and modes that are set, locks."""
     import fcntl
 
     def refused(*arguments, **others):
@@ -315,6 +316,10 @@ def test_neither_owners_nor_times_nor_locks_are_asked_for(tmp_path, monkeypatch)
         monkeypatch.setattr(os, name, refused)
     for name in ("flock", "lockf", "fcntl"):
         monkeypatch.setattr(fcntl, name, refused)
+
+
+@pytest.mark.usefixtures("network_storage")
+def test_neither_owners_nor_times_nor_locks_are_asked_for(tmp_path):
     source, kept = Source(), CheckpointCache(tmp_path, 2 * SIZE + 2000)
     files = [source.add(value) for value in range(4)]
     for file in [*files, *files[-2:]]:
@@ -332,7 +337,8 @@ def use(folder, seed):
         assert found["step"] == value and found["w"][-1] == value
 
 
-def test_many_processes_share_it(tmp_path):
+@pytest.mark.usefixtures("network_storage")
+def test_many_processes_share_it_on_network_storage(tmp_path):
     processes = multiprocessing.get_context("fork")
     users = [processes.Process(target=use, args=(tmp_path, seed)) for seed in range(4)]
     for user in users:
