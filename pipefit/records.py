@@ -310,7 +310,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One process's ownership of a run; `start` is the step it continued after (-1: nothing)."""
+    """One process's ownership of a run; `start` is the step it continued after (-1: nothing).
+
+    `program` is what trained it: versions, command, git state, devices.
+    """
 
     fence: int
     start: int
@@ -321,6 +324,7 @@ class Attempt:
     reason: str | None = None
     step: int | None = None
     log_tail: str = ""
+    program: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

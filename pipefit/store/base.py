@@ -98,7 +98,10 @@ class RunWriter(Protocol):
         """
 
     def describe(self, model: Mapping[str, Any], artifacts: Mapping[str, bytes]) -> None:
-        """Store what the model and the program are; again replaces all of it.
+        """Store what the model and the program are; again replaces what this attempt has said.
+
+        Texts of earlier attempts stay as NAME@FENCE, if this one says otherwise: of which program
+        made which steps nothing is lost.
 
         Args:
             model: a few plain values for the run's document, for instance {"parameters": 31000}.

@@ -218,9 +218,15 @@ _attempt = {
     "reason": _maybe(_text(_LONG)),
     "reached": _maybe(_whole),
 }
-_described = _maybe(
-    _having(model=_json, artifacts=_list_of(_having(name=_short, size=_whole, sha256=_hash)))
-)
+
+
+def _text_file(value: Any) -> bool:
+    """A text that the document names; earlier versions did not say by which attempt."""
+    told = {"name": _short, "size": _whole, "sha256": _hash}
+    return _having(**told)(value) or _having(**told, fence=_whole)(value)
+
+
+_described = _maybe(_having(model=_json, artifacts=_list_of(_text_file)))
 _output = _having(name=_short, dtype=_matching(_OUTPUT_DTYPE), shape=_list_of(_whole))
 _of_validation = {
     "metrics": lambda value: (

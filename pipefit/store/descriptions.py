@@ -55,13 +55,37 @@ def put_artifacts(
     }
 
 
-def description(model: str, artifacts: Mapping[str, StoredFile]) -> Document:
-    """Model and texts as the run's document names them."""
+def description(
+    model: str, artifacts: Mapping[str, StoredFile], fence: int, before: Mapping[str, Any] | None
+) -> Document:
+    """Model and texts as the run's document names them.
+
+    Args:
+        model: its text.
+        artifacts: the texts of this attempt.
+        fence: the attempt.
+        before: what the document has said so far. Of texts of earlier attempts those stay that
+            this one has not, or otherwise: as NAME@FENCE.
+    """
     files = [
-        {"name": name, "file": file.id, "size": file.size, "sha256": file.sha256}
+        {"name": name, "file": file.id, "size": file.size, "sha256": file.sha256, "fence": fence}
         for name, file in artifacts.items()
     ]
-    return {"model": model, "artifacts": files}
+    return {"model": model, "artifacts": [*_earlier(before, artifacts, fence), *files]}
+
+
+def _earlier(
+    before: Mapping[str, Any] | None, artifacts: Mapping[str, StoredFile], fence: int
+) -> Iterator[Document]:
+    for entry in before["artifacts"] if before else ():
+        name = entry["name"]
+        writer = entry.get("fence", fence - 1)  # earlier versions did not say which
+        if writer < fence and name.endswith(f"@{writer}"):
+            yield entry
+        elif writer < fence and (
+            name not in artifacts or artifacts[name].sha256 != entry["sha256"]
+        ):
+            yield {**entry, "name": f"{name}@{writer}", "fence": writer}
 
 
 def described_files(run: Mapping[str, Any]) -> dict[str, StoredFile]:

@@ -10,7 +10,8 @@ A run's document (`<c>.runs`) has the run's name as its `_id` and stays small ho
     lease                           {fence, token, owner, since, expires} or null
     attempt                         {fence, owner, started, start, ended, state, reason, reached}
     ended                           {kind, rule, step, reason} if it ended before its last step
-    described                       {model: JSON text, artifacts: [{name, file, size, sha256}]}
+    described                       {model: JSON text,
+                                    artifacts: [{name, file, size, sha256, fence}]}
     history                         [{time, fence, changes: [{key, old, new}]}], and what `note`
                                     says: [{time, fence, number, ...}], counted per attempt
     closed                          [{time, fence, start, line, committed, best, ended}], what

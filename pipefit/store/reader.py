@@ -63,11 +63,12 @@ class StoredRun:
 
     def attempts(self) -> list[Attempt]:
         """All attempts, oldest first."""
-        run = self._run()
+        run = self._run(light=False)
         lease = documents.lease_of(run)
         stored = {r["step"]: r for r in self._backend.find_records(self.name, ATTEMPT)}
         # An owner that died at once has no record.
-        stored.setdefault(run["attempt"]["fence"], run["attempt"])
+        newest = stored.setdefault(run["attempt"]["fence"], run["attempt"])
+        newest.setdefault("program", run["program"])  # where the run says it alone
         return [states.attempt_of(stored[fence], lease) for fence in sorted(stored)]
 
     def lines(self) -> list[ClosedLine]:

@@ -114,4 +114,5 @@ def attempt_of(stored: Mapping[str, Any], lease: Lease | None) -> Attempt:
         reason=reason,
         step=stored["reached"],
         log_tail=stored.get("log_tail", ""),
+        program=json.loads(stored.get("program") or "{}"),
     )

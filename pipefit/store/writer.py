@@ -189,7 +189,9 @@ class MongoRunWriter:
             self._update({"history": noted(entry)})
 
     def describe(self, model: Mapping[str, Any], artifacts: Mapping[str, bytes]) -> None:
-        """Store what the model and the program are; again replaces all of it.
+        """Store what the model and the program are; again replaces what this attempt has said.
+
+        Texts of earlier attempts that differ stay, as NAME@FENCE.
 
         Args:
             model: a few plain values for the run's document.
@@ -200,16 +202,19 @@ class MongoRunWriter:
         """
         text = descriptions.model_text(model)
         self._update()
-        before = descriptions.described_files(self._run(light=False))
+        run = self._run(light=False)
+        before = descriptions.described_files(run)
         bucket = self._layout.artifacts
         files = descriptions.put_artifacts(bucket, artifacts, self._name, self.fence)
         try:
             # From here on all of it is what the run's document names.
-            self._update(literals({"described": descriptions.description(text, files)}))
+            told = descriptions.description(text, files, self.fence, run.get("described"))
+            self._update(literals({"described": told}))
         except LeaseLost:
             self._tidy(bucket, files)
             raise
-        self._tidy(bucket, before)
+        named = {entry["file"] for entry in told["artifacts"]}
+        self._tidy(bucket, {n: file for n, file in before.items() if file.id not in named})
 
     def commit(
         self,

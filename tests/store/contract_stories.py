@@ -97,6 +97,29 @@ class StoriesContract:
         assert reader(store).document()["model"] == {"parameters": 7}
         assert reader(store).artifact("model.json") == b"[]"
 
+    def test_of_every_attempt_it_is_known_which_program_it_was(self, store):
+        def attempt(commit, **texts):
+            given = {name.replace("_", "."): text for name, text in texts.items()}
+            writer = started(store, program={"git": {"commit": commit}})
+            writer.describe({"parameters": 7}, given)
+            writer.end(RunState.INTERRUPTED, None, None, "")
+
+        attempt("a", model_txt=b"m", program_diff=b"+1")
+        attempt("a", model_txt=b"m", program_diff=b"+1")
+        attempt("b", model_txt=b"m", program_diff=b"+2")
+        attempt("c", model_txt=b"m")
+        attempt("d", model_txt=b"n", program_diff=b"+1")
+
+        run = reader(store)
+        told = [attempt.program["git"]["commit"] for attempt in run.attempts()]
+        assert told == ["a", "a", "b", "c", "d"]
+        texts = {name: run.artifact(name) for name in run.document()["artifacts"]}
+        assert texts == {
+            "program.diff@2": b"+1", "program.diff@3": b"+2", "model.txt@4": b"m",
+            "model.txt": b"n", "program.diff": b"+1",
+        }  # fmt: skip
+        assert store.garbage(COLLECTION, grace=0) == []
+
     def test_the_digest_of_the_data_is_kept_from_the_first_attempt(self, store):
         program = {"python": "3.12"}
         for digest in ("abc", None, "abc"):

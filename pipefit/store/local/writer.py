@@ -207,7 +207,9 @@ class LocalRunWriter:
             self._change(add)
 
     def describe(self, model: Mapping[str, Any], artifacts: Mapping[str, bytes]) -> None:
-        """Store what the model and the program are; again replaces all of it.
+        """Store what the model and the program are; again replaces what this attempt has said.
+
+        Texts of earlier attempts that differ stay, as NAME@FENCE.
 
         Args:
             model: a few plain values for the run's document.
@@ -223,9 +225,11 @@ class LocalRunWriter:
         before: list[str] = []
 
         def tell(draft: Draft, version: Version) -> None:
-            run = {"_id": self._name, "described": draft.story["described"]}
-            before[:] = [file.id for file in descriptions.described_files(run).values()]
-            draft.story["described"] = descriptions.description(text, files)
+            old = draft.story["described"]
+            told = descriptions.description(text, files, self.fence, old)
+            named = {entry["file"] for entry in told["artifacts"]}
+            before[:] = [e["file"] for e in (old or told)["artifacts"] if e["file"] not in named]
+            draft.story["described"] = told
 
         self._change(tell, lambda: folder.remove(file.id for file in files.values()))
         folder.remove(before)
