@@ -59,7 +59,13 @@ ONLY_IN = {
 PLAIN = {"errors": "", "records": "", "refs": "", "settings": "platformdirs"}
 
 #: Reading what these wrote runs what it says.
-UNSAFE = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+UNSAFE = {
+    *("pickle", "_pickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve"),
+    *("yaml", "ruamel"),
+}
+#: Calls that run a text, and words by which a call does.
+RUNS_TEXT = {"eval", "exec", "compile", "system", "popen", "enable_unsafe_deserialization"}
+RUNS_TEXT_WITH = {("shell", "True"), ("safe_mode", "False"), ("allow_pickle", "True")}
 
 #: The only file that may read such a thing: what tfutils pickled, in a process of its own that can
 #: make nothing but arrays, and only for those who ask for it by name.
@@ -237,6 +243,44 @@ def test_public_names_are_documented(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree), "the module has no docstring"
     assert list(undocumented(tree)) == []
+
+
+def running_text(tree: ast.AST) -> Iterator[str]:
+    """Calls that run a text, or what they read."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        own = isinstance(node.func, ast.Name) or name.partition(".")[0] in ("os", "builtins")
+        if name.rpartition(".")[2] in RUNS_TEXT and (own or "unsafe" in name):
+            yield f"{node.lineno}: {name}"
+        words = {(word.arg, ast.unparse(word.value)) for word in node.keywords}
+        for word, value in words & RUNS_TEXT_WITH:
+            yield f"{node.lineno}: {name}(..., {word}={value})"
+
+
+def test_no_text_is_run():
+    for path in [*FILES, ROOT / "setup.py", *(ROOT / "configs").rglob("*.py")]:
+        assert list(running_text(ast.parse(path.read_text(encoding="utf-8")))) == [], path
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "eval(x)",
+        "exec(x, {})",
+        "compile(x, '', 'exec')",
+        "os.system(x)",
+        "os.popen(x)",
+        "subprocess.run(x, shell=True)",
+        "keras.models.load_model(x, safe_mode=False)",
+        "keras.config.enable_unsafe_deserialization()",
+        "np.load(x, allow_pickle=True)",
+    ],
+)
+def test_text_that_is_run_is_found(source):
+    assert len(list(running_text(ast.parse(source)))) == 1
+    assert not list(running_text(ast.parse("re.compile(x); model.compile(loss=x); d.eval(x)")))
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
