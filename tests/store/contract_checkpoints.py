@@ -1,5 +1,7 @@
 """Checkpoints: what is committed is there, whole, and nothing else is."""
 
+import tracemalloc
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -68,6 +70,19 @@ class CheckpointsContract:
 
         for tensor in writer.read_checkpoint(info).values():
             tensor[...] = 2
+
+    def test_a_commit_needs_little_memory_beside_the_state(self, store):
+        tensors = {f"layer{i}/kernel": np.full(262_144, i, np.float32) for i in range(60)}
+        writer = started(store)
+        writer.commit(6, state(6.0), PERMANENT)
+        tracemalloc.start()
+        try:
+            writer.commit(7, tensors, PERMANENT)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert peak < 40e6, "beside 63 MB of state"
 
     def test_a_commit_is_seen_at_once_by_all(self, store):
         writer = started(store)

@@ -19,6 +19,7 @@ class Proxy:
         cuts: how often either happened.
         delay: seconds by which every piece is held up, in both directions.
         watch: called with every piece for the server, before and after it is sent (False, True).
+        change: called with every piece from the server; gives what comes instead, as long.
     """
 
     def __init__(self, uri):
@@ -32,7 +33,7 @@ class Proxy:
         self.cut_after = self.cut_answers_after = None
         self.cuts = 0
         self.delay = 0.0
-        self.watch = None
+        self.watch = self.change = None
         threading.Thread(target=self._accept, daemon=True).start()
 
     def down(self):
@@ -85,6 +86,8 @@ class Proxy:
                 time.sleep(self.delay)
                 if to_server and self.watch:
                     self.watch(data, False)
+                if not to_server and self.change:
+                    data = self.change(data)
                 passed = self._passed(counter, len(data))
                 target.sendall(data[:passed])
                 if passed < len(data):

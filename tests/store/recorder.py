@@ -12,6 +12,7 @@ class Recorder(monitoring.CommandListener):
 
     def __init__(self):
         self._seen = None
+        self._sent = None
         self._kill_at = None
 
     @contextmanager
@@ -23,11 +24,22 @@ class Recorder(monitoring.CommandListener):
         finally:
             self._seen = None
 
+    @contextmanager
+    def asking(self):
+        """Within it the commands, with their names, are appended to the list it gives."""
+        self._sent = []
+        try:
+            yield self._sent
+        finally:
+            self._sent = None
+
     def kill_at(self, number):
         """Let this process die, as by kill -9, instead of sending its n-th command from now."""
         self._kill_at = number
 
     def started(self, event):
+        if self._sent is not None:
+            self._sent.append((event.command_name, dict(event.command)))
         if self._kill_at is None:
             return
         self._kill_at -= 1
