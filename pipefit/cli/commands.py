@@ -177,7 +177,7 @@ def start() -> None:
 def stop() -> None:
     """Shut the server down.
 
-    Runs that use it wait for its return for a while, then fail.
+    Runs that use it wait for its return for a while. Then they end, and lose nothing.
     """
     from pipefit.store import server
 
