@@ -24,6 +24,7 @@ from typing import IO, Protocol
 from pipefit import settings
 from pipefit.errors import Interrupted, PipefitError, WorkerFailed
 from pipefit.execution.channel import STOP
+from pipefit.execution.lines import kept_lines
 from pipefit.execution.order import Event, Order, outcome, raise_outcome
 
 logger = logging.getLogger("pipefit.run")
@@ -80,6 +81,10 @@ def executor(name: str) -> Executor:
     return kinds[name]()
 
 
+#: Where the log lines are appended, beside the worker's raw output.
+LINES = "run.log"
+
+
 def log_path(order: Order) -> Path:
     """Where the worker's raw output is appended."""
     spec: dict[str, str] = json.loads(order.spec)
@@ -98,9 +103,9 @@ class LocalExecutor:
         path = log_path(order)
         with _log(path) as log, _stop_signals(_collect) as signals:
             begin = log.tell()
-            with _Worker(log) as worker:
+            with kept_lines(path.with_name(LINES), on_event) as tell, _Worker(log) as worker:
                 why_stop = _why_stop(signals, should_stop)
-                last = _converse(worker, order, on_event, why_stop, signals)
+                last = _converse(worker, order, tell, why_stop, signals)
             if last is None:
                 raise WorkerFailed(_death(worker.exit_code, path, begin))
             with _signalled(signals):

@@ -1,13 +1,14 @@
 """What an attempt does with what the training hands over."""
 
 import json
+import logging
 import threading
 
 import numpy as np
 import pytest
 from bson import ObjectId
 
-from pipefit.errors import CheckpointCorrupt, Interrupted
+from pipefit.errors import CheckpointCorrupt
 from pipefit.execution.reporter import Reporter
 from pipefit.execution.worker import results
 from pipefit.execution.worker.attempt import Attempt
@@ -92,11 +93,31 @@ def test_a_damaged_newest_checkpoint_stops_a_strict_run_only(store, spec, caplog
         if strict:
             with pytest.raises(CheckpointCorrupt, match=damaged):
                 attempt.restore(course)
-            attempt.failed(CheckpointCorrupt("it is"))
+            attempt.give_up(CheckpointCorrupt("it is"))
             assert store.run("a", spec.collection).status().state == "FAILED"
         else:
             assert attempt.restore(course) == course.step == 1
             assert (
                 f"{damaged}: " in reporter.tail() and "falling back to the one" in reporter.tail()
             )
-            attempt.failed(Interrupted("over"))
+        attempt.finished(None)
+
+
+@pytest.mark.parametrize("lines", [2000, 1])
+def test_of_20_megabytes_of_log_the_store_keeps_the_end(store, spec, lines):
+    order, writer = acquired(store, spec)
+    with Reporter(lambda event: None) as reporter:
+        attempt = Attempt(spec, order, writer, reporter, lambda: None)
+        for number in range(lines):
+            logging.getLogger("a library").warning("%d %s", number, "x" * (20_000_000 // lines))
+        attempt.finished(None)
+
+    [ended] = store.run("a", spec.collection).attempts()
+    assert ended.log_tail.endswith("xxx") and len(ended.log_tail) == 64_000
+    if lines > 1:
+        assert ended.log_tail.splitlines()[-1].startswith("WARNING: 1999 xxx")
+    sizes = [{"$group": {"_id": None, "largest": {"$max": {"$bsonSize": "$$ROOT"}}}}]
+    database = store.connection.database
+    for name in database.list_collection_names():
+        for found in database[name].aggregate(sizes):
+            assert found["largest"] < 1_000_000, name

@@ -126,6 +126,27 @@ def test_what_is_printed_becomes_log_lines_and_never_events(order):
     assert "native output\n" in log and "of a program\n" in log
 
 
+def test_of_20_megabytes_of_log_nothing_is_lost(order):
+    talking = order(
+        "import sys\n"
+        "for number in range(2000):\n"
+        "    print(f'{number} ' + 'x' * 10_000)\n"
+        "raise KeyError('over')\n"
+    )
+    lines = []
+    with pytest.raises(WorkerFailed, match="KeyError"):
+        carry_out(talking, lambda event: lines.append(event.values.get("message")))
+    kept = log_path(talking).with_name("run.log").read_text().splitlines()
+    expected = [f"{number} {'x' * 10_000}" for number in range(2000)]
+    assert lines[:2000] == expected
+    assert [line.split(" INFO: ", 1)[1] for line in kept[:2000]] == expected
+    # A full disk, say, stops nothing.
+    log_path(talking).with_name("run.log").unlink()
+    log_path(talking).with_name("run.log").mkdir()
+    with pytest.raises(WorkerFailed, match="KeyError"):
+        carry_out(order("print('one line')\nraise KeyError('over')"))
+
+
 def test_processes_that_the_worker_leaves_neither_hold_us_up_nor_stay(order, tmp_path):
     leaving = order(
         "import os, pathlib, subprocess, sys, time\n"
