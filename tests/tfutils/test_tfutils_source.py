@@ -1,5 +1,6 @@
 """A checkpoint of tfutils as a source of weights."""
 
+import hashlib
 import io
 import tarfile
 
@@ -16,11 +17,11 @@ WEIGHTS = sorted(f"{layer}/{kind}" for layer in LAYERS for kind in ("weights", "
 
 def replace_file(old, step, data, **fields):
     """Put other bytes into the place of a checkpoint."""
-    import hashlib
-
     record = old.files.find_one({"exp_id": "training0", "step": step, "saved_filters": True})
     old.chunks.delete_many({"files_id": record["_id"]})
-    old.chunks.insert_one({"files_id": record["_id"], "n": 0, "data": data})
+    for n, begin in enumerate(range(0, len(data), record["chunkSize"])):
+        piece = data[begin : begin + record["chunkSize"]]
+        old.chunks.insert_one({"files_id": record["_id"], "n": n, "data": piece})
     told = {"length": len(data), "md5": hashlib.md5(data).hexdigest(), **fields}
     old.files.update_one({"_id": record["_id"]}, {"$set": told})
 
@@ -134,3 +135,71 @@ def test_a_checkpoint_of_saver_version_1_is_one_file(changed, tmp_path):
 
     with open_tfutils(changed.uri, "training0", 200) as source:
         assert source.read(["a/weights"])["a/weights"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.fixture
+def large(changed, tmp_path):
+    """Step 200 with 24 MB, of which 240 kB are in "small/weights"; and what is in it."""
+    import tensorflow as tf
+
+    values = {
+        "big/weights": np.arange(2_000_000, dtype=np.float32),
+        "big/weights/Adam": np.ones(2_000_000, np.float32),
+        "big/weights/Adam_1": np.ones(2_000_000, np.float32),
+        "small/weights": -np.arange(60_000, dtype=np.float32).reshape(300, 200),
+        "global_step": np.int64(200),
+    }
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "checkpoint-200"),
+        tensor_names=list(values),
+        shape_and_slices=[""] * len(values),
+        tensors=[tf.constant(value) for value in values.values()],
+    )
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for path in sorted(tmp_path.glob("checkpoint-200.*")):
+            tar.add(path, arcname=path.name)
+    replace_file(changed, 200, data.getvalue())
+    return changed, values
+
+
+def sent(old):
+    """Bytes that the server has sent so far."""
+    return old.client.admin.command("serverStatus")["network"]["bytesOut"]
+
+
+def test_of_a_large_checkpoint_only_the_wanted_variables_travel(large):
+    old, values = large
+    before = sent(old)
+    with open_tfutils(old.uri, "training0", 200) as source:
+        assert source.tensors().keys() == values.keys()
+        found = source.read(["small/weights"])["small/weights"]
+        assert found.tobytes() == values["small/weights"].tobytes()
+        assert source.step == 200 and source.digest is None
+        moved = sent(old) - before
+        assert moved < 3e6, moved
+        # Most of it: then all of it, verified.
+        again = source.read(list(values))
+        assert all(again[name].tobytes() == value.tobytes() for name, value in values.items())
+        assert len(source.digest) == 64
+        assert sent(old) - before > 24e6
+
+
+def test_what_travels_in_part_is_verified_in_part(large):
+    old, values = large
+    record = old.files.find_one({"exp_id": "training0", "step": 200})
+    chunks = list(old.chunks.find({"files_id": record["_id"]}).sort("n"))
+    for damaged in ("big/weights", "small/weights"):
+        marker = values[damaged].tobytes()[4000:4100]
+        (chunk,) = [chunk for chunk in chunks if marker in chunk["data"]]
+        bad = chunk["data"].replace(marker, bytes(100))
+        old.chunks.update_one({"_id": chunk["_id"]}, {"$set": {"data": bad}})
+        with open_tfutils(old.uri, "training0", 200) as source:
+            if damaged == "small/weights":
+                with pytest.raises(LoadError, match="step 200 of experiment 'training0'"):
+                    source.read(["small/weights"])
+            else:
+                assert source.read(["small/weights"])["small/weights"].sum() < 0
+    old.chunks.delete_one({"_id": chunks[-1]["_id"]})
+    with pytest.raises(LoadError, match=f"its piece {chunks[-1]['n']} is missing"):
+        open_tfutils(old.uri, "training0", 200)

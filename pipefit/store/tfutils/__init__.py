@@ -21,6 +21,7 @@ as well. Keys that had a dot have `___` in its place. Nothing here unpickles any
 """
 
 from pipefit.store.tfutils.database import TfutilsDatabase
+from pipefit.store.tfutils.reading import PartialFile
 from pipefit.store.tfutils.records import (
     TfutilsCheckpoint,
     TfutilsFile,
@@ -29,6 +30,7 @@ from pipefit.store.tfutils.records import (
 )
 
 __all__ = [
+    "PartialFile",
     "TfutilsCheckpoint",
     "TfutilsDatabase",
     "TfutilsFile",

@@ -34,7 +34,7 @@ _SHOWN = 30
 
 # What a list of checkpoints needs: parameters and results may be many megabytes.
 _LIGHT = dict.fromkeys(
-    ("exp_id", "step", "length", "md5", "uploadDate", "filename", "_saver_num_data_files"), 1
+    ("exp_id", "step", "length", "chunkSize", "md5", "uploadDate", "_saver_num_data_files"), 1
 )
 
 
@@ -158,7 +158,7 @@ class TfutilsDatabase:
     def items(self) -> list[TfutilsItem]:
         """Results that are pickled in files, of all experiments; they are not read."""
         condition = {"item_for": {"$exists": True}, "length": {"$exists": True}}
-        fields = {"item_for": 1, "filename": 1, "length": 1, "md5": 1}
+        fields = dict.fromkeys(("item_for", "filename", "length", "chunkSize", "md5"), 1)
         found = []
         for stored in self._files.find(condition, fields).sort("_id"):
             name = str(stored.get("filename"))
@@ -179,7 +179,7 @@ class TfutilsDatabase:
         """
         size, digest, md5 = 0, hashlib.sha256(), hashlib.md5(usedforsecurity=False)
         with path.open("wb") as target:
-            for piece in self._pieces(file):
+            for piece in self._all_pieces(file):
                 size += len(piece)
                 digest.update(piece)
                 md5.update(piece)
@@ -190,7 +190,23 @@ class TfutilsDatabase:
             raise _damaged(file, f"its md5 is {md5.hexdigest()} instead of {file.md5}")
         return digest.hexdigest()
 
-    def _pieces(self, file: TfutilsFile) -> Iterator[bytes]:
+    @guarded
+    def pieces(self, file: TfutilsFile, first: int, last: int) -> list[bytes]:
+        """Some of the pieces of a file, from the `first` to the `last`, of `file.chunk_size` bytes.
+
+        Raises:
+            CheckpointCorrupt: one is missing or has another length.
+        """
+        chunks = self._database(file.database)[f"{file.bucket}.chunks"]
+        condition = {"files_id": file.id, "n": {"$gte": first, "$lte": last}}
+        found = {chunk["n"]: chunk["data"] for chunk in chunks.find(condition)}
+        for number in range(first, last + 1):
+            size = min(file.chunk_size, file.size - number * file.chunk_size)
+            if len(found.get(number, b"")) != size:
+                raise _damaged(file, f"its piece {number} is missing or has not {size} bytes")
+        return [found[number] for number in range(first, last + 1)]
+
+    def _all_pieces(self, file: TfutilsFile) -> Iterator[bytes]:
         chunks = self._database(file.database)[f"{file.bucket}.chunks"]
         left = file.size
         for number, chunk in enumerate(chunks.find({"files_id": file.id}).sort("n")):

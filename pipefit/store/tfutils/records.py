@@ -11,6 +11,8 @@ from bson import DBRef, ObjectId
 
 #: What tfutils wrote in the place of a dot in a key.
 _DOT = "___"
+#: Bytes of a piece where the record of a file does not say it.
+_CHUNK_SIZE = 255 * 1024
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class TfutilsFile:
         bucket: its bucket there.
         id: the file's.
         size: bytes, as its record says.
+        chunk_size: bytes of each of its pieces but the last.
         md5: of its bytes, hexadecimal; None where drivers no longer wrote it.
         label: what to call it in messages.
     """
@@ -30,6 +33,7 @@ class TfutilsFile:
     bucket: str
     id: ObjectId
     size: int
+    chunk_size: int
     md5: str | None
     label: str
 
@@ -148,6 +152,7 @@ def file_of(stored: Mapping[str, Any], database: str, bucket: str, label: str) -
         bucket=bucket,
         id=stored["_id"],
         size=int(stored["length"]),
+        chunk_size=whole(stored.get("chunkSize")) or _CHUNK_SIZE,
         md5=md5 if isinstance(md5, str) else None,
         label=label,
     )
