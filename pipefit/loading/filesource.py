@@ -134,11 +134,12 @@ class FileSource(ABC):
         """One tensor, which is there."""
 
     @abstractmethod
-    def _claim(self, name: str) -> tuple[int, int]:
+    def claim(self, name: str) -> tuple[int, int]:
         """Bytes of one tensor in memory, and in the file."""
 
+    @property
     @abstractmethod
-    def _size(self) -> int:
+    def size(self) -> int:
         """Bytes of the file."""
 
     def _check(self, name: str) -> None:
@@ -152,9 +153,9 @@ class FileSource(ABC):
             )
 
     def _check_claims(self, names: Collection[str]) -> None:
-        claims = {name: self._claim(name) for name in names}
+        claims = {name: self.claim(name) for name in names}
         claimed = sum(memory for memory, _ in claims.values())
-        stored = min(sum(stored for _, stored in claims.values()), self._size())
+        stored = min(sum(stored for _, stored in claims.values()), self.size)
         if claimed > max(_FREE, _RATIO * stored):
             largest = max(claims, key=lambda name: claims[name][0])
             raise LoadError(

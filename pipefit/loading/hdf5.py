@@ -195,13 +195,16 @@ class Hdf5Source(FileSource):
         self._file.close()
         self._others.close()
 
-    def _claim(self, name: str) -> tuple[int, int]:
+    def claim(self, name: str) -> tuple[int, int]:
+        """Bytes of one tensor in memory, and in the file."""
         dataset = self._datasets[name][0]
         with self._file.damage():
             size = math.prod(dataset.shape or ()) * dataset.dtype.itemsize
             return size, dataset.id.get_storage_size()
 
-    def _size(self) -> int:
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
         return self._file.size
 
     def _read(self, name: str) -> np.ndarray:

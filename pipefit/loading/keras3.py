@@ -28,6 +28,7 @@ from typing import IO, Any, cast
 
 from pipefit.archives import Members, open_members
 from pipefit.loading import keras_names
+from pipefit.loading.apart import Apart
 from pipefit.loading.filesource import Kind, Origin, zip_names
 from pipefit.loading.hdf5 import Hdf5, Hdf5Source, is_group
 from pipefit.loading.keras_layers import FUNCTIONAL, Layer, Layers, Variable
@@ -231,4 +232,8 @@ def _matches(path: Path, start: bytes) -> bool:
     return _CONFIG in names and bool({_METADATA, _WEIGHTS} & set(names))
 
 
-KIND = Kind(_NAME, _matches, open_archive)
+def _open_apart(path: Path, origin: Origin) -> Apart:
+    return Apart("archive", path, origin)
+
+
+KIND = Kind(_NAME, _matches, _open_apart)

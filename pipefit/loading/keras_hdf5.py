@@ -6,13 +6,19 @@ from pathlib import Path
 
 from pipefit.errors import LoadError
 from pipefit.loading import keras2, keras3
+from pipefit.loading.apart import Apart
 from pipefit.loading.filesource import Kind, Origin
 from pipefit.loading.hdf5 import MAGIC, Hdf5, Hdf5Source
 
 _NAME = "HDF5 file of Keras 2 (.h5) or Keras 3 (.weights.h5)"
 
 
-def _open(path: Path, origin: Origin) -> Hdf5Source:
+def open_file(path: Path, origin: Origin) -> Hdf5Source:
+    """The weights in a file; in a process that may be lost, see `pipefit.loading.apart`.
+
+    Raises:
+        LoadError: it is damaged, or Keras has not written it.
+    """
     file = Hdf5(path, path.stat().st_size, origin)
     try:
         if keras2.matches(file):
@@ -32,4 +38,8 @@ def _matches(path: Path, start: bytes) -> bool:
     return start.startswith(MAGIC)
 
 
-KIND = Kind(_NAME, _matches, _open)
+def _open_apart(path: Path, origin: Origin) -> Apart:
+    return Apart("file", path, origin)
+
+
+KIND = Kind(_NAME, _matches, _open_apart)

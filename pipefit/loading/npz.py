@@ -81,11 +81,14 @@ class Npz(FileSource):
             with self._zip.open(info) as file:
                 yield info.filename.removesuffix(".npy"), _header(info, file)
 
-    def _claim(self, name: str) -> tuple[int, int]:
+    def claim(self, name: str) -> tuple[int, int]:
+        """Bytes of one tensor in memory, and in the file."""
         member = self._members[name]
         return math.prod(member.shape) * member.dtype.itemsize, member.info.compress_size
 
-    def _size(self) -> int:
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
         return self._bytes
 
     def _read(self, name: str) -> np.ndarray:

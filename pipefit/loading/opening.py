@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from pipefit import archives
-from pipefit.errors import LoadError, without_passwords
+from pipefit.errors import ArchiveError, LoadError, without_passwords
 from pipefit.loading import keras3, npz, safetensors_files, tensorflow_files
+from pipefit.loading.apart import Apart
 from pipefit.loading.base import Source
 from pipefit.loading.filesource import Kind, Origin, listed, zip_names
 from pipefit.loading.keras_hdf5 import KIND as KERAS_HDF5
@@ -52,7 +53,7 @@ def open_file(
 
     Raises:
         LoadError: it is not there, is damaged or hostile, of no known kind, or there are several.
-        ArchiveError: it cannot be fetched or unpacked.
+        ArchiveError: it cannot be fetched.
     """
     text = os.fspath(path)
     if "://" in text:
@@ -139,6 +140,8 @@ class _Opening:
             return self._file(place, origin)
         except OSError as error:
             raise _unreadable(origin.label, error) from error
+        except ArchiveError as error:  # it knows the archive by its place in the cache
+            raise LoadError(f"{origin.label} cannot be opened: {error}") from error
 
     def _folder(self, folder: Path, origin: Origin, member: str | None) -> Source:
         if member is None:
@@ -155,7 +158,7 @@ class _Opening:
             )
         inner = origin if member == "." else origin.of(member)
         if place.is_dir() and keras3.is_folder(place):
-            return keras3.open_folder(place, inner)
+            return Apart("folder", place, inner)
         prefix = tensorflow_files.prefix_in(place) if place.is_dir() else None
         return self._tensorflow(prefix, inner) if prefix else self._file(place, inner)
 

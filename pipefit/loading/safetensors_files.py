@@ -92,13 +92,16 @@ class Safetensors(FileSource):
                 raise ValueError(f"tensors that another file has, too: {listed(twice)}")
         files |= dict.fromkeys(names, file)
 
-    def _claim(self, name: str) -> tuple[int, int]:
+    def claim(self, name: str) -> tuple[int, int]:
+        """Bytes of one tensor in memory, and in the file."""
         info = self._tensors[name]
         # Its library has checked that places and shapes agree and lie in the file.
         size = math.prod(info.shape) * ITEM_BYTES[info.dtype]
         return size, size
 
-    def _size(self) -> int:
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
         return self._bytes
 
     def _read(self, name: str) -> np.ndarray:

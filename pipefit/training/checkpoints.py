@@ -97,15 +97,18 @@ class BundleSource(FileSource):
         found = _STEP_IN_PREFIX.search(prefix)
         return int(found[1]) if found else None
 
-    def _claim(self, name: str) -> tuple[int, int]:
+    def claim(self, name: str) -> tuple[int, int]:
+        """Bytes of one tensor in memory, and in the file."""
         info = self._tensors[name]
         size = math.prod(info.shape) * ITEM_BYTES[info.dtype]
         if not self._file and size > self._data:
             reason = f"tensor {name!r} claims {size} bytes, its files have {self._data}"
             raise self._origin.damaged(_KIND, reason)
-        return size, self._size()
+        return size, self.size
 
-    def _size(self) -> int:
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
         return self._data or self._file
 
     def _read(self, name: str) -> np.ndarray[Any, Any]:
