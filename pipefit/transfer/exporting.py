@@ -162,7 +162,7 @@ class _Archive:
             name = file_member(part.sha256)
             if name not in self._members:
                 data = part.read()
-                self._add(name, io.BytesIO(data), len(data))
+                self._add(name, _InMemory(data), len(data))
 
     def _add(self, name: str, data: Any, size: int) -> None:
         digest = hashlib.sha256()
@@ -180,6 +180,23 @@ class _Archive:
         info.size = len(text)
         self._tar.addfile(info, io.BytesIO(text))
         self._tar.close()
+
+
+class _InMemory(io.RawIOBase):
+    """Reads bytes without a copy of all of them, which a checkpoint may be too large for."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._rest = memoryview(data)
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        end = len(self._rest) if size < 0 else size
+        piece, self._rest = self._rest[:end], self._rest[end:]
+        return bytes(piece)
 
 
 class _Hashed(io.RawIOBase):

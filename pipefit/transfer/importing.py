@@ -135,8 +135,13 @@ class _Archive:
         """The bytes with this hash."""
         return Part(size, sha256, partial(self._bytes, file_member(sha256)))
 
-    def _bytes(self, name: str) -> bytes:
-        return b"".join(self._pieces(name))
+    def _bytes(self, name: str) -> bytearray:
+        """All of a member whose size has been verified: it is in memory once, and only for now."""
+        data, at = bytearray(self._known[name].size if name in self._known else 0), 0
+        for piece in self._pieces(name):
+            data[at : at + len(piece)] = piece
+            at += len(piece)
+        return data
 
     def _text(self, name: str) -> bytes:
         data = bytearray()

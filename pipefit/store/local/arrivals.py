@@ -126,7 +126,7 @@ class LocalArrival:
         self._be_seen()
         path = self._place.checkpoints if place == CHECKPOINTS else self._place.artifacts
         folder = Folder(path, self.shown)
-        stored = folder.put(bytes(data), filename or f"{key}", metadata)
+        stored = folder.put(data, filename or f"{key}", metadata)
         if key is None:
             return stored.id
         disk.move(path / stored.id, path / key)
