@@ -155,12 +155,11 @@ def main() -> int:
     finally:
         driver.stop()
     print(tally.table())
-    if tally.bad or tally.rounds < len(numbers):
-        for number in sorted(tally.bad):
-            print(f"bad: make soak SEED={seed} ROUND={number}")
-        return 1
-    shutil.rmtree(folder)
-    return 0
+    for number in sorted(tally.bad):
+        print(f"bad: make soak SEED={seed} ROUND={number}")
+    if not tally.bad:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if tally.bad or tally.rounds < len(numbers) else 0
 
 
 if __name__ == "__main__":
