@@ -27,11 +27,12 @@ _RISK = (
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="[NAME] FILE.tar")
 @of_collection
-def export(words: tuple[str, ...], collection: str | None) -> None:
+@click.option("--strict", is_flag=True, help="Stop at a damaged checkpoint.")
+def export(words: tuple[str, ...], collection: str | None, strict: bool) -> None:
     """Write one run, or all runs of --collection C, into one file.
 
     `pipefit import` stores them in another database, where they continue. Runs may be trained
-    meanwhile.
+    meanwhile. A checkpoint that is damaged is named and left out.
     """
     from pipefit import transfer
     from pipefit.report.words import size
@@ -44,7 +45,9 @@ def export(words: tuple[str, ...], collection: str | None) -> None:
         collection = find_run(store, names[0], collection).collection
     elif collection not in (known := store.collections()):
         raise NotFound(no_such("collection", str(collection), store, known))
-    done = transfer.export_runs(store, Path(file), str(collection), names or None, tell=tell)
+    done = transfer.export_runs(
+        store, Path(file), str(collection), names or None, strict=strict, tell=tell
+    )
     runs = "1 run" if len(done.runs) == 1 else f"{len(done.runs)} runs"
     click.echo(f"{file}: {runs}, {size(done.size)}, sha256 {done.sha256}")
 

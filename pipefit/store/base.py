@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipefit.records import (
@@ -323,10 +323,12 @@ class Store(Protocol):
                 without a lease.
         """
 
-    def export_run(self, collection: str, name: str) -> RunContent:
+    def export_run(self, collection: str, name: str, without: Collection[str] = ()) -> RunContent:
         """All that counts of a run, as it is now, whether somebody trains it or not.
 
-        Who owns it and how far it is on its way to the next checkpoint is not part of that.
+        Who owns it and how far it is on its way to the next checkpoint is not part of that, nor are
+        checkpoints whose ids are in `without` because they are damaged: if the newest is, the run
+        is INTERRUPTED at the one before. Raises `CheckpointCorrupt` if there is none.
         """
 
     def import_run(self, content: RunContent) -> bool:

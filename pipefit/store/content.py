@@ -13,13 +13,14 @@ It does not depend on the kind of store: what was brought in is, taken out again
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
-from pipefit.errors import NotFound, StoreError
+from pipefit.errors import CheckpointCorrupt, NotFound, StoreError
+from pipefit.records import RunState
 from pipefit.store import documents
 from pipefit.store.backend import Backend, Document, StoredFile
 from pipefit.store.descriptions import described_files
@@ -93,15 +94,21 @@ class RunContent(Protocol):
 class StoredContent:
     """`RunContent` of a run in a store, as it is when this is made.
 
+    Args:
+        backend: of the run's collection.
+        name: the run.
+        without: ids of checkpoints that are left out.
+
     Raises:
         NotFound: there is no such run.
+        CheckpointCorrupt: no checkpoint is left of those that it has.
     """
 
-    def __init__(self, backend: Backend, name: str) -> None:
+    def __init__(self, backend: Backend, name: str, without: Collection[str] = ()) -> None:
         self.collection = backend.collection
         self.name = name
         self._backend = backend
-        self._run, stored = _snapshot(backend, name)
+        self._run, stored = _without_checkpoints(*_snapshot(backend, name), without)
         kept = list(_kept(self._run, stored))
         self._keys = {_key(record) for record in kept}
         self._written = _order_of_writing(kept)
@@ -232,6 +239,43 @@ def _snapshot(backend: Backend, name: str) -> tuple[Document, list[Document]]:
         if after is not None and _moment(before) == _moment(after):
             return after, stored
     raise StoreError(f"run {name!r} changes all the time: try again when it does not")
+
+
+def _without_checkpoints(
+    run: Document, stored: list[Document], without: Collection[str]
+) -> tuple[Document, list[Document]]:
+    """A run as it would be had it never had these checkpoints, which are damaged."""
+    left = [r for r in stored if r["kind"] != CHECKPOINT or r["name"] not in without]
+    newest = run["committed"]
+    if newest and newest["id"] in without:
+        record = _newest(run, left)
+        if record is None:
+            raise CheckpointCorrupt(f"run {run['_id']!r}: none of its checkpoints can be read")
+        run = run | {
+            "committed": {"step": record["step"], "id": record["name"]},
+            "best": record["best"],
+            "state": str(RunState.INTERRUPTED),
+            "reason": f"its checkpoint of step {newest['step']} was damaged, and is not here",
+            "ended": None,
+        }
+    closed = []
+    for number, entry in enumerate(run.get("closed", ()), start=1):
+        newest = entry["committed"]
+        if newest and newest["id"] in without:
+            record = _newest(documents.closed_line(run, number), left)
+            told = record and {"step": record["step"], "id": record["name"]}
+            closed.append({**entry, "committed": told, "ended": None})
+        else:
+            closed.append(entry)
+    return (run | {"closed": closed} if closed else run), left
+
+
+def _newest(run: Document, stored: Iterable[Document]) -> Document | None:
+    """The record of the newest of these checkpoints that counts."""
+    records = [record for record in stored if record["kind"] == CHECKPOINT]
+    found = documents.checkpoints_of(run, records)
+    chosen = found[max(found)].id if found else None
+    return next((record for record in records if record["name"] == chosen), None)
 
 
 def _moment(run: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -213,15 +213,18 @@ class GeneralStore(abc.ABC):
             for found in garbage.collect(self._backend(place), remove=remove, grace=grace)
         ]
 
-    def export_run(self, collection: str, name: str) -> StoredContent:
-        """All that counts of a run, as it is now.
+    def export_run(
+        self, collection: str, name: str, without: Collection[str] = ()
+    ) -> StoredContent:
+        """All that counts of a run, as it is now, but for checkpoints of these ids.
 
         Raises:
             NotFound: there is no such run.
+            CheckpointCorrupt: it would be left without a checkpoint.
         """
         backend = self._backend(collection)
         _existing(backend, name)
-        return StoredContent(backend, name)
+        return StoredContent(backend, name, without)
 
     def import_run(self, content: RunContent) -> bool:
         """Take over a run that `export_run` of a store has given.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
 import secrets
 import tarfile
@@ -17,6 +18,7 @@ from typing import IO, Any, BinaryIO
 from pipefit.errors import ArchiveError, CheckpointCorrupt, NotFound
 from pipefit.store import Store
 from pipefit.store.content import Part, RunContent
+from pipefit.store.documents import CHECKPOINT
 from pipefit.store.jsontext import encode
 from pipefit.transfer.archive import (
     FORMAT,
@@ -28,6 +30,8 @@ from pipefit.transfer.archive import (
     file_member,
     folder_of,
 )
+
+logger = logging.getLogger(__name__)
 
 #: Bytes of records that are kept in memory before they go to a temporary file.
 _IN_MEMORY = 16 * 2**20
@@ -53,6 +57,7 @@ def export_runs(
     collection: str,
     names: Sequence[str] | None = None,
     *,
+    strict: bool = False,
     tell: Callable[[str], None] = lambda name: None,
 ) -> Exported:
     """Write runs into an archive; whoever trains them is not disturbed.
@@ -62,6 +67,8 @@ def export_runs(
         path: of the archive; there must be no such file yet.
         collection: the collection.
         names: of the runs; None: all of the collection.
+        strict: raise if a checkpoint is damaged. Otherwise it is left out, with a warning that
+            names it; if it is the newest of its run, that goes on from the one before.
         tell: is called with the name of every run before it is written.
 
     Raises:
@@ -77,7 +84,7 @@ def export_runs(
         archive = _Archive(file, path.parent)
         for name in names:
             tell(name)
-            archive.add_run(store, collection, name)
+            archive.add_run(store, collection, name, strict=strict)
         archive.close()
         size = file.tell()
         return Exported(tuple(names), size, _sha256(file))
@@ -112,6 +119,14 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
         draft.unlink(missing_ok=True)
 
 
+class _Damaged(CheckpointCorrupt):
+    """The checkpoint of this id is damaged."""
+
+    def __init__(self, message: str, checkpoint: str) -> None:
+        super().__init__(message)
+        self.checkpoint = checkpoint
+
+
 class _Archive:
     """An archive that is being written.
 
@@ -126,16 +141,22 @@ class _Archive:
         self._members: dict[str, Member] = {}
         self._runs: list[dict[str, Any]] = []
 
-    def add_run(self, store: Store, collection: str, name: str) -> None:
+    def add_run(self, store: Store, collection: str, name: str, *, strict: bool) -> None:
         """Write a run as it is now."""
-        failed = ""
-        for _ in range(_PASSES):
+        damaged: set[str] = set()
+        failed, left = "", _PASSES
+        while left:
+            left -= 1
             try:
-                self._add_content(store.export_run(collection, name))
+                self._add_content(store.export_run(collection, name, damaged))
                 return
             except (NotFound, CheckpointCorrupt) as error:
-                if str(error) == failed:
-                    raise
+                if str(error) == failed:  # so it is not that somebody has removed it
+                    if strict or not isinstance(error, _Damaged):
+                        raise
+                    logger.warning("%s; it is left out", error)
+                    damaged.add(error.checkpoint)
+                    left = _PASSES
                 failed = str(error)
         raise ArchiveError(
             f"run {name!r} changes faster than it can be read ({failed}): export it when it rests"
@@ -145,7 +166,12 @@ class _Archive:
         folder = folder_of(len(self._runs) + 1)
         with tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=str(self._folder)) as lines:
             for record, parts in content.records():
-                self._add_parts(parts)
+                try:
+                    self._add_parts(parts)
+                except CheckpointCorrupt as error:
+                    if record["kind"] != CHECKPOINT:
+                        raise
+                    raise _Damaged(str(error), record["name"]) from error
                 lines.write(encode(record).encode("ascii") + b"\n")
             document, parts = content.document()
             self._add_parts(parts)

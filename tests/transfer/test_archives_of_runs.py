@@ -11,6 +11,7 @@ import numpy as np
 import pymongo
 import pytest
 import safetensors.numpy
+from bson import ObjectId
 
 from pipefit.errors import ArchiveError, CheckpointCorrupt, NotFound, StoreError
 from pipefit.records import Best, MetricBlock, RunOrder, RunState, Validation
@@ -343,3 +344,38 @@ def test_damage_in_the_store_is_named_and_not_exported(store, tmp_path):
     with pytest.raises(CheckpointCorrupt, match="checkpoint of step 10 of run 'a' is damaged"):
         export_runs(store, tmp_path / "a.tar", "digits")
     assert list(tmp_path.iterdir()) == [] and run.status().step == 20
+
+
+def test_a_damaged_checkpoint_is_left_out_unless_it_is_to_be_strict(store, other, tmp_path, caplog):
+    run = trained(store, steps=(10, 20, 30))
+    for step in (10, 30):
+        damage(store, run.checkpoint(step))
+
+    with pytest.raises(CheckpointCorrupt, match="step 10 of run 'night/mlp' is damaged"):
+        export_runs(store, tmp_path / "strict.tar", "digits", ["night/mlp"], strict=True)
+    assert not list(tmp_path.iterdir()) and not caplog.records
+    export_runs(store, tmp_path / "a.tar", "digits", ["night/mlp"])
+    told = [record.getMessage() for record in caplog.records]
+    for step, line in zip((10, 30), told, strict=True):
+        assert line.startswith(f"the checkpoint of step {step} of run 'night/mlp' is damaged: ")
+        assert line.endswith("; it is left out")
+
+    import_runs(other, tmp_path / "a.tar")
+    found = other.run("night/mlp", "digits")
+    assert found.checkpoints()["step"].tolist() == [20]
+    assert found.status().step == 20 and found.status().state == "INTERRUPTED"
+    assert "its checkpoint of step 30 was damaged" in found.status().reason
+    assert found.weights(strict=True)["step"] == 20 and found.document()["best"]["step"] == 20
+    assert "test" not in found.validations()["set"].tolist()  # it was of step 30
+    again = trained(other, steps=(30, 40), start=20)
+    assert again.metrics().index.tolist() == list(range(1, 41))
+    assert again.checkpoints()["step"].tolist() == [20, 30, 40]
+
+
+def damage(store, checkpoint):
+    """Flip one bit of the bytes of a stored checkpoint."""
+    chunks = store.connection.database["digits.checkpoints.chunks"]
+    chunk = chunks.find_one({"files_id": ObjectId(checkpoint.id)}, sort=[("n", -1)])
+    data = bytearray(chunk["data"])
+    data[-1] ^= 1
+    chunks.update_one({"_id": chunk["_id"]}, {"$set": {"data": bytes(data)}})
