@@ -52,7 +52,7 @@ def replay(store: Store, left: Spool) -> None:
             f"collection {key.collection!r}, is not used: {error}; if it is not needed, "
             f"pipefit replay --discard {left.folder} removes it"
         ) from error
-    spool.remove(left.folder)
+    spool.clear(left.folder)
 
 
 def replay_before(store: Store, collection: str, names: Sequence[str]) -> None:

@@ -17,7 +17,9 @@ import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +43,9 @@ logger = logging.getLogger("pipefit.run")
 VERSION = 1
 
 _MANIFEST = "spool.json"
-_DRAFT = ".draft-"
+#: A draft that nobody has written to for so long is nobody's, seconds.
+_OLD_SECONDS = 3600.0
+_DRAFT, _GONE = ".draft-", ".gone-"
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -146,8 +150,11 @@ def find(collection: str | None = None, name: str | None = None) -> list[Spool]:
     Raises:
         StoreError: one is damaged.
     """
-    folders = sorted(root().glob(f"{collection or '*'}/{label(name) if name else '*'}/*-*"))
-    found = [read(folder) for folder in folders if not folder.name.startswith(".")]
+    found = []
+    for folder in root().glob(f"{collection or '*'}/{label(name) if name else '*'}/*-*"):
+        # Without its manifest it is gone by now: another process has written it.
+        if not folder.name.startswith(".") and (folder / _MANIFEST).exists():
+            found.append(read(folder))
     return sorted(found, key=lambda s: (s.key.collection, s.key.name, s.key.fence))
 
 
@@ -183,15 +190,26 @@ def remove(folder: Path) -> None:
     """
     if not (folder / _MANIFEST).is_file():
         raise StoreError(f"{folder} holds nothing that was left for a database: it stays")
+    clear(folder)
+
+
+def clear(folder: Path) -> None:
+    """The same, whether it is still there or not."""
     # Out of sight first: what is half removed is no spool.
-    draft = folder.with_name(f"{_DRAFT}{folder.name}")
-    folder.replace(draft)
-    shutil.rmtree(draft, ignore_errors=True)
-    for above in folder.parents[:2]:
-        try:
-            above.rmdir()
-        except OSError:
-            return
+    with suppress(FileNotFoundError):
+        folder.replace(folder.with_name(f"{_GONE}{folder.name}"))
+    with suppress(OSError):
+        _tidy(folder.parent)
+        folder.parent.rmdir()
+        folder.parent.parent.rmdir()
+
+
+def _tidy(runs: Path) -> None:
+    """Remove what processes that were killed have left half written or half removed."""
+    for path in runs.glob(".*"):
+        old = time.time() - path.stat().st_mtime > _OLD_SECONDS
+        if path.name.startswith(_GONE) or (path.name.startswith(_DRAFT) and old):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def write(store: str, key: AttemptKey, ttl: float, entries: Iterable[Entry]) -> Path:

@@ -125,6 +125,21 @@ def test_a_server_that_says_nothing_at_all_is_not_waited_for(proxy, monkeypatch,
     assert "kept in" in str(made.spooled)
 
 
+def test_a_database_that_is_slow_or_cut_off_now_and_then_costs_nothing(store, proxy):
+    with attempt(proxy.uri) as made:
+        proxy.delay = 0.02
+        for step in range(4, 13):
+            proxy.cut_after = 3000 if step % 3 == 0 else None
+            made.metrics(block(step, step))
+            made.validation(Validation("test", step, {"accuracy": 0.5}, 100))
+            time.sleep(0.1)
+        made.finished(None)
+    assert proxy.cuts > 0
+    assert losses(store) == list(range(1, 13))
+    assert len(store.run("a", SPEC.collection).validations()) == 9
+    assert spool.find() == []
+
+
 def test_a_run_that_was_complete_is_complete_after_a_replay(store, proxy):
     with attempt(proxy.uri, ttl=0.5) as made:
         proxy.down()

@@ -113,6 +113,18 @@ def test_what_is_damaged_is_not_used(home):
     assert spool.find() == [] and not folder.exists()
 
 
+def test_what_killed_processes_left_half_done_goes_with_the_next_one():
+    first, second = (spool.write("mongodb://host/x", KEY, 60.0, ENTRIES) for _ in "ab")
+    gone = first.rename(first.with_name(f".gone-{first.name}"))
+    fresh, old = first.with_name(".draft-4-b"), first.with_name(".draft-4-a")
+    for draft in (fresh, old):
+        draft.mkdir()
+    os.utime(old, (0, 0))
+    assert [left.folder for left in spool.find()] == [second]
+    spool.remove(second)
+    assert (gone.exists(), old.exists(), second.exists(), fresh.exists()) == (0, 0, 0, 1)
+
+
 def left_behind(store, entries, name="a"):
     """A run whose first attempt died after step 10, and what it left in a folder."""
     owner = dead_process()
@@ -176,7 +188,7 @@ def dying_at(at):
             do()
 
     spool.write_entry = lambda *arguments: die_or(write, *arguments)
-    spool.remove = lambda folder: os._exit(9)
+    spool.clear = lambda folder: os._exit(9)
 
 
 def test_of_a_run_that_somebody_has_continued_nothing_is_changed(store, caplog):
