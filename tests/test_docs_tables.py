@@ -41,7 +41,7 @@ def keys_of(table: type[Table], place: str = "") -> Iterator[tuple[str, str]]:
     for name, field in table.model_fields.items():
         if name == "arguments" or name in elsewhere:
             continue
-        here = f"{place}.{name}".lstrip(".")
+        here = f"{place}.{field.alias or name}".lstrip(".")
         inner = kinds_in(field.annotation)
         if len(inner) == 1 and issubclass(inner[0], Table) and not elsewhere:
             here += {dict: ".NAME", tuple: "[]"}.get(container(field.annotation), "")
@@ -124,6 +124,9 @@ metrics.other = { builder = "m:metric" }
 
 [save]
 best = { metric = "v/loss", mode = "min" }
+
+[[load]]
+from = { name = "source", collection = "c" }
 """.replace("A_HASH", "0" * 64).replace("B_HASH", "1" * 64)
 
 ONE = """
@@ -170,6 +173,7 @@ CHANGES: dict[str, tuple[str, object]] = {
     "models.NAME.data": ("models.m.data", "same"),
     "models.NAME.loss": ("models.m.loss", {"builder": "m:other"}),
     "models.NAME.optimizer": ("models.m.optimizer", {"builder": "m:other"}),
+    "models.NAME.load": ("models.m.load", []),
     "models.NAME.optimizers": ("models.m.optimizers.p", {"builder": "m:other", "match": "."}),
     "loss.builder": ("loss.builder", "m:other"),
     "optimizer.builder": ("optimizer.builder", "m:other"),
@@ -222,6 +226,24 @@ CHANGES: dict[str, tuple[str, object]] = {
     "save.recent_keep": ("save.recent_keep", 5),
     "save.best.metric": ("save.best.metric", "v/other"),
     "save.best.mode": ("save.best.mode", "max"),
+    "save.strict": ("save.strict", True),
+    "load[].from": ("load", [{"from": {"name": "another", "collection": "c"}}]),
+    **{
+        f"load[].{key}": ("load", [{"from": {"name": "source", "collection": "c"}, key: value}])
+        for key, value in {
+            "strip_prefix": "a/",
+            "rename": {"a": "b"},
+            "include": ["a"],
+            "exclude": ["a"],
+            "mapping": "none",
+            "optimizer": True,
+            "step": True,
+            "allow_missing": ["a"],
+            "allow_unexpected": ["a"],
+            "allow_mismatch": ["a"],
+            "order": 1,
+        }.items()
+    },
 }
 
 
