@@ -50,7 +50,6 @@ def open_tfutils(
     """
     try:
         database = TfutilsDatabase(uri)
-        database.experiments()
         checkpoint = database.checkpoint(exp_id, step)
     except NotFound as error:
         raise LoadError(str(error)) from error

@@ -71,7 +71,7 @@ def _lines(done: Imported) -> Iterator[str]:
     yield f"  checkpoints  {len(done.checkpoints)}{f', of steps {steps}' if steps else ''}"
     yield f"  validations  {done.validations}"
     for name, count in done.skipped.items():
-        yield f"  left out     {name}, {_count(count, 'time')}: neither numbers nor text"
+        yield f"  left out     {name}, {_count(count, 'time')}: it cannot be stored in a run"
     alone = [name for name in done.items if name not in {*done.read, *done.refused}]
     if done.read:
         yield f"  unpickled    {_count(len(done.read), 'file')}: {_some(done.read)}"

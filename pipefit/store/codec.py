@@ -126,13 +126,18 @@ class TensorFile:
             yield _memory_of(array)
 
 
+def is_storable(dtype: str) -> bool:
+    """Whether the layout has tensors of this dtype, as numpy calls it; it has no texts."""
+    return dtype in _CODES
+
+
 def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
     """The tensors in the safetensors layout; raises as `TensorFile` does."""
     return b"".join(TensorFile(tensors).pieces())
 
 
 def _check_storable(name: str, array: np.ndarray) -> None:
-    if name == "__metadata__" or array.dtype.name not in _CODES:
+    if name == "__metadata__" or not is_storable(array.dtype.name):
         raise StoreError(
             f"tensor {name!r} of dtype {array.dtype} cannot be stored: its name must not be "
             f"__metadata__ and its dtype one of {', '.join(_CODES)}"

@@ -107,6 +107,7 @@ def test_it_is_the_same_again_and_in_every_store(old, store, elsewhere):
     assert (again.new, again.collection, again.name) == (True, "old", "night/one")
     assert store.garbage(grace=0.0) == []
     (last,) = imported(store, exp_ids=["training0"], name="night/one", collection="old")
-    assert imported_text(last).splitlines()[0] == (
-        "old/night/one was there already, the same, of experiment training0"
-    )
+    told = imported_text(last).splitlines()
+    assert told[0] == "old/night/one was there already, the same, of experiment training0"
+    assert told[-1] == "  left out     the variable text, 11 times: it cannot be stored in a run"
+    assert sorted(elsewhere.run("training1", "digits").weights(1500)) == ["model/w", "run/step"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipefit import read_spec
+import pipefit
 from pipefit.execution import InlineExecutor, Order
 from pipefit.execution.api import bring_archives
 from pipefit.execution.tfutils import open_checkpoint
@@ -51,7 +51,7 @@ def validated(store, uri, tmp_path, name, source):
     """The metrics of the last 360 digits with the weights of a source, and the run."""
     file = tmp_path / f"{name}.toml"
     file.write_text(f"{EXPERIMENT}from = {source}\n")
-    spec = read_spec(file, {"name": name})
+    spec = pipefit.read_spec(file, {"name": name})
     order = Order(
         kind="load",
         spec=spec.to_json(secrets=True),
@@ -78,6 +78,10 @@ def test_the_old_model_says_in_keras_what_it_said(old, store, database_uri, tmp_
     report = run.artifact("load.txt").decode()
     assert "hidden1/weights" in report and "hidden1/kernel" in report
     assert secret not in report + str(run.document())
+
+    table = {"tfutils": old.uri, "exp_id": "training0"}
+    found = pipefit.load_weights(table, step=200, rename={"/weights$": "/kernel"})
+    assert found["hidden2/kernel"].shape == (128, 32) and len(found) == 6
 
     list(import_tfutils(store, old.database(), lambda one: open_checkpoint(old.database(), one),
                         exp_ids=["training0"], name="old/mlp"))  # fmt: skip

@@ -70,7 +70,7 @@ def test_values_of_all_kinds_are_taken_over_or_told(changed, store):
     assert (row["set"], row["acc"], row["step"], row["step_"]) == ("set.1", 0.5, 7, 3.0)
     assert run.values("set.1/per.class")[7].tolist() == list(range(100))
     assert done.skipped == {"odd": 2}
-    assert "odd, 2 times: neither numbers nor text" in imported_text(done)
+    assert "odd, 2 times: it cannot be stored in a run" in imported_text(done)
     stored = run.document()["spec"]["tfutils"]["params"]
     assert stored == {**params, "uri": "mongodb://me:***@h/d"}
 

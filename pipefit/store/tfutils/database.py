@@ -108,6 +108,8 @@ class TfutilsDatabase:
         Raises:
             NotFound: there is no such experiment; names those that there are.
         """
+        if not (self.name and self.collection):
+            self._check_there()
         found = list(self._saved(exp_id, self._own, self.collection, recent=False))
         recent = self._recent(exp_id)
         if recent is not None:

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipefit.records import RunState
-from pipefit.store.codec import encode_tensors
+from pipefit.store.codec import encode_tensors, is_storable
 from pipefit.store.columns import Packed, single, split_block
 from pipefit.store.content import Part
 from pipefit.store.documents import ATTEMPT, CHECKPOINT, METRICS, VALIDATION
@@ -41,7 +41,7 @@ class Variables(Protocol):
     """An open checkpoint: what is needed of `pipefit.loading.Source`."""
 
     def tensors(self) -> Mapping[str, Any]:
-        """By name what is known of the variables; `role` is what they are for."""
+        """By name what is known of the variables: `dtype`, and `role`, what they are for."""
 
     def read(self, names: Any) -> dict[str, np.ndarray[Any, Any]]:
         """The named variables."""
@@ -194,7 +194,10 @@ class TfutilsContent:
     def _checkpoint(self, checkpoint: TfutilsCheckpoint) -> tuple[dict[str, Any], list[Part]]:
         with self._open(checkpoint) as source:
             known = source.tensors()
-            tensors = source.read(list(known))
+            kept = [name for name in known if is_storable(known[name].dtype)]
+            tensors = source.read(kept)
+        for name in known.keys() - kept:
+            self._found.skipped.values[f"the variable {name}"] = len(self._found.checkpoints)
         part = _part(encode_tensors({_name(n, known[n].role): a for n, a in tensors.items()}))
         record = {
             **_common(CHECKPOINT, self._id(checkpoint), checkpoint.step, checkpoint.written),
