@@ -111,7 +111,10 @@ class Connection:
         """Turn what the driver raises into Pipefit's errors."""
         try:
             yield
-        except (errors.PyMongoError, bson.errors.BSONError, OverflowError) as error:
+        except (
+            *(errors.PyMongoError, bson.errors.BSONError),
+            *(OverflowError, UnicodeEncodeError),  # numbers and texts that BSON cannot hold
+        ) as error:
             raise _translated(error, self.shown) from error
 
 

@@ -193,6 +193,7 @@ def validation_content(validation: Validation) -> Document:
         StoreError: a metric or a value is named like a column of `RunReader.validations` or like
             another one, or a metric is no number.
     """
+    _check_text(validation.name, "a validation")
     fixed = {"step", "set", "examples", "checkpoint", "seconds"}
     reserved = sorted((fixed | set(validation.values)) & set(validation.metrics))
     reserved += sorted(fixed & set(validation.values))
@@ -227,6 +228,15 @@ def _metric(name: str, value: Any, about: str) -> float:
             "holds; give anything else as one of its values"
         )
     return number
+
+
+def _check_text(name: str, what: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise StoreError(
+            f"{name!r} cannot name {what}: it has half of a character (a lone surrogate)"
+        ) from None
 
 
 def file_ids(record: Mapping[str, Any]) -> list[str]:

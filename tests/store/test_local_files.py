@@ -292,7 +292,7 @@ def test_names_that_are_none_of_runs_find_nothing(store, name):
         acquire(store, name)
 
 
-NASTY = ["../../escaped", "a/b", "..", ".", "", "x" * 5000, "zwölf\n", "\udc80", "CON", "a\0b", "-"]
+NASTY = ["../../escaped", "a/b", "..", ".", "", "x" * 5000, "zwölf\n", "CON", "a\0b", "-"]
 
 
 def test_names_of_sets_and_artifacts_never_leave_the_folder(store, folder, tmp_path):
