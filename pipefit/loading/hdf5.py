@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 NAME = "HDF5 file"
 MAGIC = b"\x89HDF\r\n\x1a\n"
 
-# Deeper than any model's layers in layers.
-_DEEPEST = 64
 # Names in one attribute; HDF5 keeps no more than 64 KiB in one, unless it is stored apart.
 _LONGEST_LIST = 1_000_000
 
@@ -94,15 +92,16 @@ class Hdf5:
         # other files.
         if isinstance(found, h5py.Dataset) and (found.is_virtual or found.external):
             self._refuse(where, "lies in other files")
+        # A group may be in itself.
+        if is_group(found) and h5py.h5o.get_info(found.id).rc > 1:
+            self._refuse(where, "has several names")
         return found
 
-    def datasets(self, group: Any, deep: int = 0) -> Iterator[tuple[str, Any]]:
+    def datasets(self, group: Any) -> Iterator[tuple[str, Any]]:
         """All datasets in a group and the groups in it, by their paths from there."""
-        if deep > _DEEPEST:  # a group may hold itself
-            raise self.origin.damaged(NAME, f"its groups are more than {_DEEPEST} deep")
         for name, thing in self.children(group).items():
             if is_group(thing):
-                inner = self.datasets(thing, deep + 1)
+                inner = self.datasets(thing)
                 yield from ((f"{name}/{path}", dataset) for path, dataset in inner)
             else:
                 yield name, thing
