@@ -64,7 +64,8 @@ class Attempt:
 
     Attributes:
         to_repeat: it has ended, but the run is to be continued by another attempt.
-        spooled: the error that says where the rest of it is, if it could not be written.
+        spooled: says that the database is away and where the rest of it is, if that is why it has
+            ended; what else has ended it is told as it is.
     """
 
     def __init__(
@@ -248,6 +249,7 @@ class Attempt:
 
     def _write_end(self, error: BaseException) -> BaseException | None:
         """The error, if the database is away."""
+        self._end = None
         try:
             self.results.soon(lambda: self._end_with(error))
         except StoreError as late:
@@ -283,9 +285,10 @@ class Attempt:
         except StoreError as lost:
             told = f"and what was not written is lost: {lost}; make room, and type the same "
             told += "command again: it continues from the newest checkpoint in the database"
-        self.spooled = type(away)(f"{away}; {told}")
-        self.spooled.__cause__ = error
-        self._log.error("%s", self.spooled)
+        self._log.error("%s; %s", away, told)
+        if is_away(error) or isinstance(error, Interrupted):
+            self.spooled = type(away)(f"{away}; {told}")
+            self.spooled.__cause__ = error
 
     def _is_to_repeat(self, error: BaseException) -> bool:
         from pipefit.training import CallFailed

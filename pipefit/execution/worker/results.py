@@ -89,6 +89,7 @@ class Results:
         self._bytes, self._last_metrics = 0, 0.0
         self._untidy, self._last_tidy = False, time.monotonic()
         self._best: Best | None = None
+        self._closed = False
         self._heartbeat = Heartbeat(
             writer, progress, self._background.fail, self._patience.heard
         ).__enter__()
@@ -145,15 +146,18 @@ class Results:
         apart.close()
 
     def close(self) -> None:
-        """Renew the lease no more."""
-        self._heartbeat.__exit__()
+        """Renew the lease no more; again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._heartbeat.__exit__()
 
     def rest(self) -> Iterator[Entry]:
         """What was not written after a failure; it is forgotten here."""
         yield from joined(list(self._blocks))
         self._blocks.clear()
         for work in self._background.left():
-            for given in getattr(work, "args", ()):
+            # What writes nothing that it was given tidies up.
+            for given in work.args if isinstance(work, functools.partial) else ():
                 if not isinstance(given, _Snapshot):
                     yield given
                     continue
