@@ -203,7 +203,6 @@ def test_documents_stay_small_however_long_the_run(store, database):
     largest = {
         name: next(database[name].aggregate(sizes))["largest"]
         for name in database.list_collection_names()
-        if not name.endswith(".chunks")
     }
     assert max(largest.values()) < 1_000_000
     assert largest[f"{COLLECTION}.runs"] < 10_000
