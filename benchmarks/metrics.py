@@ -3,11 +3,11 @@
     python benchmarks/metrics.py [STEPS [STEPS OF A BLOCK]]
 
 Ten metrics of every step, half of them float32 and half int64, are handed to the writer of a run in
-blocks, as a training does every `save.metrics_every` steps. Then they are read as a table, with all
-of it in a fresh process. The least of five readings counts, because other work only adds to it.
+blocks, as a training does every `save.metrics_every` steps. Then they are read as a table, in a
+fresh process. The least of five readings counts, because other work only adds to it.
 
-On two cores with a lot of other work (load 10 to 20), where all takes several times as long as on an
-idle machine:
+On two cores with a lot of other work (load 10 to 20), where all takes several times as long as
+without:
 
     mongodb  300,000 steps in blocks of 100: written in 78.2 s, a table after 0.66 s (0.11 s of the
              processor), with at most 252 MB of memory; the largest document has 6,790 bytes
