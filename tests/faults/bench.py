@@ -39,6 +39,7 @@ class Bench:
         uri: of the database itself.
         store: the database, not through the proxy and without copies of checkpoints.
         command: that was typed last.
+        sent: the signals that it was sent.
     """
 
     command: subprocess.Popen[bytes]
@@ -48,6 +49,7 @@ class Bench:
         os.environ["PIPEFIT_HOME"] = str(folder / "home")  # of `server`, too
         self._mark = uuid.uuid4().hex
         self._typed = 0
+        self.sent: set[signal.Signals] = set()
 
     def __enter__(self) -> Bench:
         (self.folder / "luigi.cfg").write_text(f"[execution]\nlease_seconds = {LEASE}\n")
@@ -66,6 +68,7 @@ class Bench:
         command = [_LUIGI, "--module", "pipelines", "TrainAndValidate", "--local-scheduler"]
         command += ["--config", str(self._variant.config), *(["--set", words] if words else [])]
         self._typed += 1
+        self.sent = set()
         with self._output.open("wb") as output:
             self.command = subprocess.Popen(
                 command,
@@ -100,6 +103,7 @@ class Bench:
     def signal_luigi(self, number: signal.Signals) -> None:
         """To the command that was typed last, unless it has ended."""
         if self.command.poll() is None:
+            self.sent.add(number)
             self.command.send_signal(number)
 
     def signal_trainer(self, number: signal.Signals) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,9 +14,6 @@ from tests.faults.results import differences, results_of
 from tests.faults.variants import Variant
 
 COLLECTION = "faults"
-
-#: With which a command may end that was not killed (docs/resume.md); 40 is for wrong experiments.
-EXIT_CODES = {0, 30, 35, EXIT_INTERRUPTED}
 
 #: So long may take what was cut off from its scheduler to notice it and end, seconds.
 _END_SECONDS = 30.0
@@ -51,6 +49,19 @@ class Verdict:
     def wrong(self) -> dict[str, list[str]]:
         """What is not empty."""
         return {key: found for key, found in asdict(self).items() if found}
+
+
+def is_documented(code: int, sent: set[signal.Signals]) -> bool:
+    """Whether a command that was sent these signals may end so (docs/resume.md).
+
+    40 is for experiments that are wrong, and for what nobody has thought of.
+    """
+    codes = {0, 30, 35}
+    if sent & {signal.SIGTERM, signal.SIGINT}:
+        codes.add(EXIT_INTERRUPTED)
+    if signal.SIGKILL in sent:
+        codes.add(-signal.SIGKILL)
+    return code in codes
 
 
 def findings(bench: Bench, variant: Variant) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.bench import Bench
-from tests.faults.judge import EXIT_CODES, Verdict, findings, judge
+from tests.faults.judge import Verdict, findings, is_documented, judge
 from tests.faults.kinds import KINDS
 from tests.faults.moments import After, Watch
 from tests.faults.plan import Fault, Plan, plan_of, reference_of
@@ -104,7 +104,7 @@ class Round:
     def _note_end(self, code: int) -> None:
         self._tell(f"exit code {code}")
         self.codes.append(code)
-        if code not in EXIT_CODES and code != -signal.SIGKILL:
+        if not is_documented(code, self._bench.sent):
             self.verdict.codes.append(str(code))
         if "Traceback (most recent call last)" in self._bench.printed:
             self.verdict.shown.append(f"by command {len(self.codes)}")
