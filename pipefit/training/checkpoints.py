@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _KIND = "checkpoint of TensorFlow"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _STEPS = (STEP, "step")
+_HINT = "; name its prefix, without .index and .data-..."
 # Savers of TensorFlow 1 put the step there; TensorFlow 2 the number of times it has saved.
 _STEP_IN_PREFIX = re.compile(r"-(\d{1,18})$")
 
@@ -64,7 +65,8 @@ class BundleSource(FileSource):
             self._dtypes = self._reader.get_variable_to_dtype_map()
             shapes = self._reader.get_variable_to_shape_map()
         except Exception as error:  # TensorFlow has a dozen types for damage
-            raise _unreadable(origin, error) from error
+            there = self._data or self._file
+            raise _unreadable(origin, error, "" if there else _HINT) from error
         named = self._named()
         self._keys = {named[key].name: key for key in sorted(named)}
         tensors = {
@@ -145,7 +147,6 @@ def _bytes_of(prefix: Path, ending: str) -> int:
     return sum(path.stat().st_size for path in prefix.parent.glob(pattern) if path.is_file())
 
 
-def _unreadable(origin: Origin, error: object) -> LoadError:
+def _unreadable(origin: Origin, error: object, hint: str = "") -> LoadError:
     reason = shortened(" ".join(str(error).split()))
-    hint = "" if Path(origin.label).exists() else "; name its prefix, without .index and .data-..."
     return LoadError(f"{origin.label} cannot be read as a TensorFlow checkpoint: {reason}{hint}")
