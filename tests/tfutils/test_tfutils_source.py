@@ -3,12 +3,13 @@
 import hashlib
 import io
 import tarfile
+from urllib.parse import quote_plus
 
 import numpy as np
 import pytest
 from tfutils_dump import judged
 
-from pipefit.errors import LoadError, StoreError
+from pipefit.errors import LoadError, StoreAccessDenied, StoreError
 from pipefit.execution.tfutils import open_tfutils
 
 LAYERS = ("hidden1", "hidden2", "softmax_linear")
@@ -67,6 +68,31 @@ def test_what_is_not_there_is_told_with_what_is(old):
         assert password not in str(caught.value)
     with pytest.raises(StoreError, match="write mongodb://USER:PASSWORD@HOST:PORT/DATABASE/COLL"):
         open_tfutils("mongodb://me:a/b@host/db/coll", "training0")
+
+
+def test_a_user_who_may_only_read_is_enough(old):
+    admin, user, secret = old.client.admin, f"reader-{old.name}", "p@ss/word"
+    places = [old.name, *(old.recent(f"training{n}").name for n in range(2))]
+    roles = [{"role": "read", "db": place} for place in places]
+    admin.command("createUser", user, pwd=secret, roles=roles)
+    try:
+        server = old.uri.rpartition("@")[2].partition("/")[0]
+        name = f"{user}:{quote_plus(secret)}"
+        uri = f"mongodb://{name}@{server}/{old.name}/digits?authSource=admin"
+        with open_tfutils(uri, "training0") as source:
+            assert (source.step, source.read(["hidden1/bias"])["hidden1/bias"].shape) == (
+                1000,
+                (128,),
+            )
+            assert source.label.endswith(f" of mongodb://{server}/{old.name}/digits")
+        with pytest.raises(LoadError, match="are: digits"):
+            open_tfutils(uri.replace("/digits", "/digit"), "training0")
+        admin.command("revokeRolesFromUser", user, roles=roles[1:])
+        with pytest.raises(StoreAccessDenied, match=r"training0___RECENT'.* role read") as caught:
+            open_tfutils(uri, "training0")
+        assert user not in str(caught.value) and quote_plus(secret) not in str(caught.value)
+    finally:
+        admin.command("dropUser", user)
 
 
 def tar_of(members):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pymongo.collection import Collection as MongoCollection
 from pymongo.database import Database
 from pymongo.errors import OperationFailure
 
-from pipefit.errors import CheckpointCorrupt, NotFound
+from pipefit.errors import CheckpointCorrupt, NotFound, StoreAccessDenied
 from pipefit.store.client import Connection, Document, guarded
 from pipefit.store.tfutils.address import split
 from pipefit.store.tfutils.records import (
@@ -31,6 +32,7 @@ _SERVERS_OWN = frozenset({"admin", "config", "local"})
 #: Bytes that the name of a database of MongoDB may have.
 _LONGEST_NAME = 63
 _SHOWN = 30
+_UNAUTHORIZED = 13
 
 # What a list of checkpoints needs: parameters and results may be many megabytes.
 _LIGHT = dict.fromkeys(
@@ -96,7 +98,8 @@ class TfutilsDatabase:
         recent = self._recent(exp_id)
         if recent is not None:
             alone = recent[f"{_RECENT_BUCKET}.files"].find({"exp_id": exp_id}).sort("_id")
-            found += [record for record in records_of(alone) if record.step not in there]
+            with self._readable(recent.name, exp_id):
+                found += [record for record in records_of(alone) if record.step not in there]
         return sorted(found, key=lambda record: record.id)
 
     @guarded
@@ -111,11 +114,12 @@ class TfutilsDatabase:
         if not (self.name and self.collection):
             self._check_there()
         found = list(self._saved(exp_id, self._own, self.collection, recent=False))
-        recent = self._recent(exp_id)
-        if recent is not None:
-            found += self._saved(exp_id, recent, _RECENT_BUCKET, recent=True)
         if not found and self._files.find_one({"exp_id": exp_id}, {"_id": 1}) is None:
             raise self._no_experiment(exp_id)
+        recent = self._recent(exp_id)
+        if recent is not None:
+            with self._readable(recent.name, exp_id):
+                found += self._saved(exp_id, recent, _RECENT_BUCKET, recent=True)
         by_step = {one.step: one for one in sorted(found, key=lambda one: (one.written, one.key))}
         return [by_step[step] for step in sorted(by_step)]
 
@@ -243,6 +247,19 @@ class TfutilsDatabase:
         name = "_".join((self.name, self.collection, exp_id, "__RECENT"))
         possible = len(name.encode()) <= _LONGEST_NAME and not set(name) & set('/\\. "$\0')
         return self._database(name) if possible else None
+
+    @contextmanager
+    def _readable(self, database: str, exp_id: str) -> Iterator[None]:
+        """Say which database it is that the user may not read, as nobody has typed its name."""
+        try:
+            yield
+        except OperationFailure as error:
+            if error.code != _UNAUTHORIZED:
+                raise
+            raise StoreAccessDenied(
+                f"{self.connection.shown}: the user may not read the database {database!r}, where "
+                f"the recent checkpoints of {exp_id!r} are: give it the role read there, too"
+            ) from error
 
     def _saved(
         self, exp_id: str, database: Database[Document], bucket: str, *, recent: bool
