@@ -139,6 +139,11 @@ def test_the_step_alone_takes_the_schedule_along(uri, lab):
     assert state["optimizer/adam/iteration"] == state["run/step"] == 8
     assert state["run/position"] == before["run/position"] == 64
     assert not state["optimizer/adam/hidden_kernel_momentum"].any()
+    assert lab("stepped").status().state is RunState.INTERRUPTED
+    only = run_of("only", {"name": "a", "step": 8}, step=True, steps=8)
+    load(only, uri)
+    carry_out(only, uri)  # there is nothing to do
+    assert lab("only").status().state is RunState.FINISHED and len(lab("only").attempts()) == 1
     with pytest.raises(LoadError, match=r"train\.steps = 5: step = true continues after step 8 of"):
         load(run_of("short", {"name": "a", "step": 8}, step=True, steps=5), uri)
 

@@ -43,6 +43,9 @@ def test_what_is_wrong_is_told(file):
         pipefit.load_weights(file.with_name("other.npz"))
     with pytest.raises(SpecError, match="exactly one of name, path, archive, tfutils"):
         pipefit.load_weights({"pth": str(file)})
+    kept = {"path": "https://me:***@example.org/a.npz", "sha256": "0" * 64}
+    with pytest.raises(LoadError, match="put the password back"):
+        pipefit.load_weights(kept)
     with pytest.raises(LoadError, match="archive 'a' is not there: name the file itself"):
         pipefit.load_weights({"archive": "a"})
 

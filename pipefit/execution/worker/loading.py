@@ -184,7 +184,9 @@ class _Loading:
             except BaseException as error:
                 self._failed(writer, error, step)
                 raise
-            writer.end(RunState.INTERRUPTED, READY, step, self.reporter.tail())
+            over = step == spec.train.steps
+            state_now, reason = (RunState.FINISHED, None) if over else (RunState.INTERRUPTED, READY)
+            writer.end(state_now, reason, step, self.reporter.tail())
 
     def _failed(self, writer: RunWriter, error: BaseException, step: int) -> None:
         stopped = not isinstance(error, Exception)
