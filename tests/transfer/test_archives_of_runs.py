@@ -336,12 +336,12 @@ def test_an_archive_that_cannot_be_written_leaves_nothing(store, tmp_path, archi
     assert archive.read_bytes() == before
 
 
-def test_damage_in_the_store_is_named_and_not_exported(store, tmp_path):
+def test_damage_of_all_but_checkpoints_is_named_and_not_exported(store, tmp_path):
     run = trained(store, "a")
-    chunks = store.connection.database["digits.checkpoints.chunks"]
-    chunks.update_one({}, {"$set": {"data": b"damage"}})
+    chunks = store.connection.database["digits.artifacts.chunks"]
+    chunks.update_many({}, {"$set": {"data": b"damage"}})
 
-    with pytest.raises(CheckpointCorrupt, match="checkpoint of step 10 of run 'a' is damaged"):
+    with pytest.raises(CheckpointCorrupt, match="run 'a' is damaged"):
         export_runs(store, tmp_path / "a.tar", "digits")
     assert list(tmp_path.iterdir()) == [] and run.status().step == 20
 
