@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pipefit.cli.common import (
     tell,
     typed_uri,
 )
-from pipefit.errors import NotFound
+from pipefit.errors import NotFound, PipefitError, without_passwords
 
 _RISK = (
     "--unpickle-fileitems reads pickles from that database. A pickle is a program: only do this if "
@@ -100,7 +101,7 @@ def import_tfutils(
 
     URI is mongodb://USER:PASSWORD@HOST:PORT/DATABASE/COLLECTION; '${NAME}' in it stands for an
     environment variable. That database is only read. A run that is there already is left alone if
-    it is the same.
+    it is the same, and refused if it is not; the others are imported all the same.
     """
     from pipefit.execution.tfutils import open_checkpoint
     from pipefit.report.imports import imported_text
@@ -113,6 +114,12 @@ def import_tfutils(
     # TensorFlow reads the checkpoints, and would say how it was going to compute.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    refused: list[str] = []
+
+    def failed(name: str, error: PipefitError) -> None:
+        refused.append(name)
+        click.echo(f"pipefit: error: {name}: {without_passwords(str(error))}", err=True)
+
     for experiment in imported(
         None if dry_run else open_settings_store(),
         database,
@@ -122,5 +129,8 @@ def import_tfutils(
         name=name,
         unpickle=unpickle_fileitems,
         tell=tell,
+        failed=failed,
     ):
         click.echo(imported_text(experiment))
+    if refused:
+        sys.exit(1)

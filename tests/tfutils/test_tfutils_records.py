@@ -106,6 +106,25 @@ def test_names_that_no_run_may_have(changed, store):
     assert store.statuses("digits", ["x", "training0", "empty"]) == {}
 
 
+def test_one_that_is_refused_does_not_keep_the_others_away(changed, store):
+    def brought():
+        done = import_tfutils(
+            store,
+            changed.database(),
+            Invented,
+            failed=lambda name, why: refused.update({name: why}),
+        )
+        return {one.exp_id: one.new for one in done}
+
+    refused = {}
+    assert brought() == {"training0": True, "training1": True}
+    written(changed, "training0", 1020, train_results=losses(1))
+    written(changed, "training2", 20, train_results=losses(1))
+    assert brought() == {"training1": False, "training2": True}
+    assert "another run 'training0' already" in str(refused.pop("digits/training0"))
+    assert refused == {}
+
+
 class Harm:
     """Runs a command when it is unpickled."""
 

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipefit.errors import LoadError, NotFound, StoreError, StoreUnavailable
+from pipefit.errors import (
+    LoadError,
+    NotFound,
+    PipefitError,
+    StoreAccessDenied,
+    StoreError,
+    StoreUnavailable,
+)
 from pipefit.records import check_collection_name, check_run_name
 from pipefit.store import Store
 from pipefit.store.tfutils import TfutilsDatabase, TfutilsItem, TfutilsRecord
@@ -59,6 +66,7 @@ def import_tfutils(
     name: str | None = None,
     unpickle: bool = False,
     tell: Callable[[str], None] = lambda name: None,
+    failed: Callable[[str, PipefitError], None] | None = None,
 ) -> Iterator[ImportedExperiment]:
     """Store experiments as runs, one after the other; each becomes visible when all of it is there.
 
@@ -73,6 +81,8 @@ def import_tfutils(
         unpickle: whether pickled results are read, in a process of its own that can make nothing
             but arrays of it.
         tell: is called with the name of every run before it is stored.
+        failed: is called with the name of a run that is refused or damaged, and why; then the next
+            one is imported. None: that is raised.
 
     Raises:
         NotFound: there is no such database, collection or experiment; names those that there are.
@@ -84,11 +94,19 @@ def import_tfutils(
     items = database.items()
     for exp_id, run in names.items():
         tell(f"{place}/{run}")
-        found, read = find(database, exp_id, items), _Read()
-        if unpickle and store is not None:
-            found = _with_pickled(database, found, read)
-        content = TfutilsContent(found, place, run, open_checkpoint)
-        new = None if store is None else store.import_run(content)
+        try:
+            found, read = find(database, exp_id, items), _Read()
+            if unpickle and store is not None:
+                found = _with_pickled(database, found, read)
+            content = TfutilsContent(found, place, run, open_checkpoint)
+            new = None if store is None else store.import_run(content)
+        except (StoreUnavailable, StoreAccessDenied):
+            raise
+        except PipefitError as error:
+            if failed is None:
+                raise
+            failed(f"{place}/{run}", error)
+            continue
         yield _told(content, found, new, read)
 
 
