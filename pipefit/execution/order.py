@@ -38,7 +38,7 @@ class Order:
             spec to its end, "validate" one set at one step of a spec with one model, or, storing
             nothing, "fast_dev_run" one step of everything, or "describe" the models and what would
             be loaded.
-        spec: the resolved experiment, as `Spec.to_json` writes it.
+        spec: the resolved experiment, as `Spec.to_json` writes it, secrets included.
         uri: of the database, with its password: orders go through a pipe and are never logged.
         folders: where the archives are (a folder of the unpacked files, or the file), by their name
             in the spec.
@@ -51,7 +51,7 @@ class Order:
     """
 
     kind: Literal["load", "train", "validate", "fast_dev_run", "describe"]
-    spec: str
+    spec: str = field(repr=False)
     uri: str = field(repr=False)
     folders: Mapping[str, str] = field(default_factory=dict)
     import_paths: tuple[str, ...] = ()
