@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import pipefit
-from pipefit.errors import LoadError, SpecError
+from pipefit.errors import LoadError, SettingsError, SpecError
+from pipefit.records import Best, RunOrder, RunState, Validation
+from pipefit.store import open_store, this_process
 
 TENSORS = {
     "net/conv1/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -55,6 +57,34 @@ def test_a_state_that_was_saved_to_a_file_has_variables_by_their_paths(tmp_path)
     state |= {"optimizer/sgd/out_kernel_momentum": np.ones((2, 2), np.float32)}
     np.savez(tmp_path / "state.npz", **state)
     assert list(pipefit.load_weights(tmp_path / "state.npz")) == ["out/kernel"]
+
+
+def test_a_run_of_another_database_is_found_by_name_and_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("RESULTS", str(tmp_path))
+    store = open_store(tmp_path.as_uri())
+    writer = store.acquire(RunOrder("c", "a", "1", {}, "{}", steps=9), this_process(), ttl=60)
+    writer.begin(-1)
+    for step in (3, 6, 9):
+        state = {"model/out/kernel": np.full(2, step, "f4"), "run/step": np.int64(step)}
+        writer.commit(step, state, frozenset({"permanent"}), Best("v/loss", "min", 1.0, 6))
+        writer.write_validation(Validation("v", step, {"loss": float(step % 5)}, examples=1))
+    writer.end(RunState.FINISHED, None, 9, "")
+
+    def found(step, **more):
+        table = {"name": "a", "collection": "c", "database": "file://${RESULTS}", "step": step}
+        return int(pipefit.load_weights({**table, **more})["out/kernel"][0])
+
+    assert [found(step) for step in (3, "newest", "best")] == [3, 9, 6]
+    assert found({"metric": "v/loss", "mode": "max"}) == 9
+    assert found({"metric": "v/loss", "mode": "min"}) == 6
+    with pytest.raises(LoadError, match=r"no checkpoint that it keeps .* there are v/loss"):
+        found({"metric": "v/accuracy", "mode": "max"})
+    with pytest.raises(LoadError, match="its steps are: 3, 6, 9"):
+        found(5)
+    with pytest.raises(LoadError, match=r"no run 'b' in collection 'c'.*its collections are: c"):
+        found(3, name="b")
+    with pytest.raises(SettingsError, match="NOBODY, which is not set"):
+        found(3, database="file://${NOBODY}")
 
 
 def test_no_tensorflow_and_no_database_is_needed(file):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from pipefit.execution.heartbeat import Heartbeat
 from pipefit.execution.loading import Around, open_source
 from pipefit.execution.order import Order
 from pipefit.execution.reporter import Reporter, RunLog
+from pipefit.execution.watchdog import Watchdog
 from pipefit.execution.worker.building import build
 from pipefit.execution.worker.places import Places, threads_of
 from pipefit.loading import Source, TensorInfo
@@ -47,7 +48,13 @@ _KIND = frozenset({"permanent"})
 
 
 def load(
-    order: Order, runs: Mapping[str, Spec], store: Store, places: Places, reporter: Reporter
+    order: Order,
+    runs: Mapping[str, Spec],
+    store: Store,
+    places: Places,
+    *,
+    reporter: Reporter,
+    give_up: Callable[[PipefitError], None],
 ) -> None:
     """Make the first checkpoint of every run that has [[load]] and no checkpoint yet.
 
@@ -59,6 +66,7 @@ def load(
         store: where they are.
         places: where the models compute.
         reporter: is told what happens.
+        give_up: see `pipefit.execution.worker.perform`.
 
     Raises:
         LoadError: something is not there, or does not fit; nothing is written of that run then.
@@ -73,7 +81,9 @@ def load(
     shared = training.Shared(order.folders)
     try:
         for name in left:
-            built = build(order, runs, [name], places, threads, shared=shared)
+            # Who reads an example of the data may hang; reading weights may take its time.
+            with Watchdog(runs[name].train.step_timeout, give_up):
+                built = build(order, runs, [name], places, threads, shared=shared)
             told = {"devices": places.describe(name), "threads": threads}
             loading = _Loading(order, runs[name], store, reporter, alone=len(runs) == 1)
             loading.run(built[name][1], told)
@@ -155,10 +165,10 @@ class _Loading:
 
         step, steps = int(state[STEP]), self.spec.train.steps
         if step > steps:
+            source = next(m.source for m in found.course if m.name == STEP)
             raise LoadError(
                 f"train.steps = {steps}: step = true continues after step {step} of "
-                f"{found.sources[found.course[0].source].label}; set train.steps to more, or leave "
-                f"step out"
+                f"{found.sources[source].label}; set train.steps to more, or leave step out"
             )
         names = {m.name for m in found.model.matched}
         bad = not_finite({k: v for k, v in state.items() if k.removeprefix("model/") in names})

@@ -10,6 +10,7 @@ from pipefit.errors import PipefitError
 from pipefit.execution.devices import gpus, place_all
 from pipefit.execution.order import Order
 from pipefit.execution.reporter import Reporter
+from pipefit.execution.worker.building import load_training
 from pipefit.execution.worker.loading import load
 from pipefit.execution.worker.places import Places
 from pipefit.execution.worker.results import ShouldStop
@@ -45,6 +46,8 @@ def perform(
     placement, indices = place_all(devices, gpus())
     placement.apply(os.environ)
     places = Places(placement, indices)
+    if order.kind != "train":  # else it is loaded if there is something left to do
+        load_training()
     if order.kind == "describe":
         describe(order, runs, places, reporter)
         return
@@ -53,7 +56,7 @@ def perform(
         return
     store = open_store(order.uri)
     if order.kind == "load":
-        load(order, runs, store, places, reporter)
+        load(order, runs, store, places, reporter=reporter, give_up=give_up)
     elif order.kind == "validate":
         validate(order, runs[""], store, places, give_up)
     else:
