@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
@@ -49,12 +51,14 @@ class Apart(FileSource):
 
     def __init__(self, layout: Layout, path: Path, origin: Origin):
         self._origin = origin
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed with the source
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "pipefit.loading.apart_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": _path()},
+            stderr=self._log,
+            # Threads for algebra would reserve more memory than is allowed.
+            env={**os.environ, "PYTHONPATH": _path(), "OPENBLAS_NUM_THREADS": "1"},
         )
         self._questions = cast(IO[bytes], self._process.stdin)
         self._answers = cast(BufferedReader, self._process.stdout)
@@ -79,6 +83,7 @@ class Apart(FileSource):
         self._answers.close()
         with suppress(BrokenPipeError):
             self._questions.close()
+        self._log.close()
 
     def claim(self, name: str) -> tuple[int, int]:
         """Bytes of one tensor in memory, and in the file."""
@@ -122,8 +127,11 @@ class Apart(FileSource):
 
     def _died(self) -> LoadError:
         code = self._process.wait()
+        self._log.seek(0)
+        last = self._log.read().decode(errors="replace").strip().rpartition("\n")[2]
+        how = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}: {last}"
         return self._origin.damaged(
-            "HDF5 file", f"the HDF5 library cannot bear it (its process ended with {code})"
+            "HDF5 file", f"the HDF5 library cannot bear it (its process ended with {how})"
         )
 
 

@@ -214,11 +214,13 @@ def _description(told: Mapping[str, bytes], origin: Origin) -> Description:
         version = json.loads(told[_METADATA])["keras_version"] if _METADATA in told else ""
         compiled = model.get("compile_config") or {}
         optimizer = compiled.get("optimizer")
+        # Keras names one that has no settings with a word.
+        if not (isinstance(optimizer, dict) and isinstance(optimizer.get("config"), dict)):
+            optimizer = {}
         return Description(
             kind=keras_names.snake_case(model["class_name"]),
             config=dict(model["config"]),
-            # Keras names one that has no settings with a word.
-            optimizer=optimizer if isinstance(optimizer, dict) else {},
+            optimizer=optimizer,
             version=str(version),
         )
     # What is damaged or hostile may be any JSON.

@@ -137,6 +137,8 @@ class _Opening:
                     f"member = {member!r}: {origin.label} is neither folder nor archive; leave "
                     "member out"
                 )
+            if not (place.is_file() or tensorflow_files.is_prefix(place)):
+                raise LoadError(f"{origin.label} is neither a file nor a folder")
             return self._file(place, origin)
         except OSError as error:
             raise _unreadable(origin.label, error) from error

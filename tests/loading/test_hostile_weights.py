@@ -193,7 +193,12 @@ def test_an_hdf5_file_that_keeps_its_library_busy_forever(saved, tmp_path, monke
     data[heap + 8 : heap + 16] = (2**64 - 16).to_bytes(8, "little")
     path = tmp_path / "busy.weights.h5"
     path.write_bytes(data)
-    assert "cannot bear it (its process ended with -24)" in refusal(path)
+    assert "cannot bear it (its process ended with SIGXCPU)" in refusal(path)
+
+
+def test_a_failure_of_the_process_itself_is_told(weights, monkeypatch):
+    monkeypatch.setattr(apart, "OPENING_SECONDS", "soon")
+    assert "exit code 1: TypeError" in refusal(weights)
 
 
 # ---- archives ----

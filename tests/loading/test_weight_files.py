@@ -117,6 +117,11 @@ def test_pickles_are_not_read(tmp_path):
             open_file(tmp_path / name)
 
 
+def test_a_device_is_not_read():
+    with pytest.raises(LoadError, match="/dev/zero is neither a file nor a folder"):
+        open_file("/dev/zero")
+
+
 def test_a_path_without_a_file_names_where_it_was_looked_for(tmp_path):
     with pytest.raises(LoadError, match=r"path = 'no\.npz': there is no no\.npz nor /.*/no\.npz"):
         open_file("no.npz", base=tmp_path)
