@@ -10,7 +10,6 @@ from pipefit.errors import PipefitError
 from pipefit.execution.devices import gpus, place_all
 from pipefit.execution.order import Order
 from pipefit.execution.reporter import Reporter
-from pipefit.execution.worker.building import load_training
 from pipefit.execution.worker.loading import load
 from pipefit.execution.worker.places import Places
 from pipefit.execution.worker.results import ShouldStop
@@ -46,8 +45,6 @@ def perform(
     placement, indices = place_all(devices, gpus())
     placement.apply(os.environ)
     places = Places(placement, indices)
-    if order.kind != "train":  # else it is loaded if there is something left to do
-        load_training()
     if order.kind == "describe":
         describe(order, runs, places, reporter)
         return

@@ -18,7 +18,7 @@ from pipefit.execution.replay import replay_before
 from pipefit.execution.reporter import Reporter
 from pipefit.execution.watchdog import Watchdog
 from pipefit.execution.worker.attempt import Attempt
-from pipefit.execution.worker.building import build
+from pipefit.execution.worker.building import build, load_training
 from pipefit.execution.worker.loading import check_loaded
 from pipefit.execution.worker.places import Places, threads_of
 from pipefit.execution.worker.results import ShouldStop
@@ -112,6 +112,7 @@ class Session:
     def _attempt(self, names: Sequence[str]) -> list[str]:
         """Train these; the names of those that are to be continued by another attempt."""
         self._threads = threads_of(self._store, [self._runs[name] for name in names])
+        load_training()
         from pipefit import training
 
         self._shared = self._shared or training.Shared(self._order.folders)

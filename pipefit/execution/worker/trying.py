@@ -11,7 +11,7 @@ from pipefit.errors import Diverged, PipefitError, SpecError
 from pipefit.execution.order import Order
 from pipefit.execution.reporter import Reporter, RunLog
 from pipefit.execution.watchdog import Watchdog
-from pipefit.execution.worker.building import build
+from pipefit.execution.worker.building import build, load_training
 from pipefit.execution.worker.loading import report
 from pipefit.execution.worker.places import Places, cores
 from pipefit.records import TIMING
@@ -35,6 +35,7 @@ def describe(order: Order, runs: Mapping[str, Spec], places: Places, reporter: R
     Raises:
         PipefitError: if one cannot be built, or what would be loaded does not fit.
     """
+    load_training()
     from pipefit import training
 
     found = {}
@@ -70,6 +71,7 @@ def fast_dev_run(
     Raises:
         PipefitError: whatever was refused or failed.
     """
+    load_training()
     from pipefit import training
 
     if any(spec.load for spec in runs.values()):

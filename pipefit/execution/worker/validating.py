@@ -10,6 +10,7 @@ from typing import Any
 from pipefit.errors import CheckpointCorrupt, PipefitError
 from pipefit.execution.order import Order
 from pipefit.execution.watchdog import Watchdog
+from pipefit.execution.worker.building import load_training
 from pipefit.execution.worker.places import Places, threads_of
 from pipefit.records import Validation
 from pipefit.spec import Spec
@@ -47,6 +48,7 @@ def _validate(
     run = store.run(spec.name, spec.collection)
     checkpoint = run.checkpoint(order.step)
     threads = threads_of(store, [spec])
+    load_training()
     from pipefit import training
 
     made = training.experiment_class(spec)
