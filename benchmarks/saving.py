@@ -36,7 +36,7 @@ work, TensorFlow 2.21, Keras 3.15, Python 3.11, mongod 6.0.5. Three runs of 4 or
     slow database: step              1.42      1.52      1.31
 
 Where the CPU of a put of 100 MB goes: 280 ms are the raw inserts (220 of them in the server), about
-60 are sha256, 10 cutting the state into chunks, and 100 to 160 that every byte comes back and is
+60 are sha256, 10 cutting the state into chunks, and 65 to 170 that every byte comes back and is
 compared. Where that of reading them goes: 60 ms in the server; of 170 here a third is sha256.
 """
 
