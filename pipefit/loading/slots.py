@@ -9,6 +9,7 @@ Slot(variable='enc/dense/kernel', kind='adam/velocity')
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -66,9 +67,11 @@ class Slots:
     def _of_keras(self, name: str) -> Slot | None:
         # optimizer/[TABLE/]TYPE/PATH_OF_THE_VARIABLE_SLOT
         before, _, flat = name.rpartition("/")
+        # Without the number that Keras gives to the second optimizer of a process.
+        optimizer = re.sub(r"_\d+$", "", before.rpartition("/")[2])
         end = flat.rfind("_")
         while end > 0:  # the longest wins: a/b and a may both be variables
             if (variable := self._flat.get(flat[:end])) is not None:
-                return Slot(variable, f"{before.rpartition('/')[2]}/{flat[end + 1 :]}")
+                return Slot(variable, f"{optimizer}/{flat[end + 1 :]}")
             end = flat.rfind("_", 0, end)
         return None

@@ -90,6 +90,7 @@ def test_the_state_of_a_run_has_variables_by_their_paths():
     "name, slot",
     [
         ("optimizer/adam/a_b_kernel_velocity", ("a/b/kernel", "adam/velocity")),
+        ("optimizer/adam_3/a_momentum", ("a", "adam/momentum")),
         ("optimizer/head/sgd/a_momentum", ("a", "sgd/momentum")),
         ("average/a", ("a", "average")),
         ("a/b/kernel/Adam", ("a/b/kernel", "adam/momentum")),
