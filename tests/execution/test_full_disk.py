@@ -23,12 +23,12 @@ def small_disk_is_possible():
         return False
 
 
-WAYS = ["limit", "disk"] if small_disk_is_possible() else ["limit"]
+WAYS = ["disk"] if small_disk_is_possible() else ["limit"]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_that_was_committed_is_lost_and_it_goes_on(pipefit_home, way):
-    """By a limit the server's process is ended in the middle of a write, as by a full disk."""
+    """Where no disk can be mounted, limits end the server in the middle of a write as well."""
     pipefit_home.mkdir()
     words = [sys.executable, SCRIPT, pipefit_home, str(LIMIT)]
     if way == "disk":
