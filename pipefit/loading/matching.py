@@ -192,8 +192,9 @@ class _Matching:
     # ---- the optimizers ----
 
     def _match_slots(self) -> None:
-        """Slots follow their variables: those of what is not loaded are not loaded either."""
-        loaded = {m.name for m in self.report.model.matched}
+        """Slots follow their variables: those of what is not loaded with its slots stay fresh."""
+        asked = {number for number, offer in enumerate(self._offers) if offer.optimizer}
+        loaded = {m.name for m in self.report.model.matched if m.source in asked}
         wanted = {n: i for n, i in self._wanted.items() if _is_slot(n, i)}
         known = Slots(_of_role(self._wanted, "model"))
         variables = {name: known.of(name) for name in wanted}

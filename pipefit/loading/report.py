@@ -139,6 +139,7 @@ class Report:
         """
         found = list(self._problems())
         if not found:
+            self._refuse_idle(what)
             return
         counts: dict[str, int] = {}
         for kind, _ in found:
@@ -149,6 +150,17 @@ class Report:
             f"{what} does not fit: {told}; rename or exclude by name, or allow by name "
             f"(allow_missing, allow_unexpected, allow_mismatch)\n" + "\n".join(lines)
         )
+
+    def _refuse_idle(self, what: str) -> None:
+        busy = {match.source for match in self.loads}
+        for section in (self.model, self.optimizer):
+            busy |= {source for source, _ in section.overridden}
+        for number, source in enumerate(self.sources):
+            if number not in busy:
+                raise LoadError(
+                    f"{what} takes nothing from {source.label}, as all of it is left out or "
+                    f"allowed not to fit; leave its table out, or correct its rules"
+                )
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         for rule in self.useless:

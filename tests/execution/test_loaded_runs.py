@@ -239,6 +239,10 @@ def test_of_several_models_each_has_its_own_sources(uri, lab):
 
 def test_other_rates_of_groups_are_used_and_written_down(uri, lab):
     """Changed after 4 steps: the output stands still from then on."""
+
+    def why():
+        return None
+
     groups = [{"match": "^out/", "scale": 0.5}]
     sgd = {"builder": "keras.optimizers:SGD", "learning_rate": 0.1}
     spec = changed(run_of("rates", steps=4), optimizer={**sgd, "groups": groups})
@@ -248,7 +252,7 @@ def test_other_rates_of_groups_are_used_and_written_down(uri, lab):
     with pytest.raises(IdentityMismatch, match=r"optimizer\.groups"):
         carry_out(spec, uri)
     again = order(spec, uri, allow_change=("optimizer.groups",))
-    InlineExecutor().run(again, lambda event: None, lambda: None)
+    InlineExecutor().run(again, lambda event: None, why)
 
     rates = lab("rates").metrics()
     assert np.allclose(rates["learning_rate/^out/"], [0.05] * 4 + [0.0] * 4)
@@ -260,6 +264,12 @@ def test_other_rates_of_groups_are_used_and_written_down(uri, lab):
     before, after = (lab("rates").weights(step) for step in (4, 8))
     equal(named(before, "model/out/"), named(after, "model/out/"))
     assert (before["model/hidden/kernel"] != after["model/hidden/kernel"]).any()
+
+    lines = []
+    late = changed(spec, load=[{"from": {"name": "a"}}], train={"steps": 9})
+    again = order(late, uri, allow_change=("load",))
+    InlineExecutor().run(again, lambda event: lines.append(event.values.get("message", "")), why)
+    assert any("[[load]] is not applied: the run had begun without it" in line for line in lines)
 
 
 def kill_before_the_commit():

@@ -113,6 +113,12 @@ def test_allowing_what_is_not_there_is_refused():
     assert "load[0].allow_missing '^head': nothing of this name is missing; leave it out" in text
 
 
+def test_a_source_of_which_nothing_is_taken_is_refused():
+    allowed = {"allow_missing": ["."], "allow_unexpected": ["."]}
+    report = match(STATE, [offer({"other/kernel": info(4, 3)}, **allowed)])
+    assert refused(report).startswith("[[load]] takes nothing from A, as all of it is left out")
+
+
 def test_the_names_of_tensorflow_1_are_found_and_told():
     tensors = {
         "enc/weights": info(4, 3), "enc/biases": info(3),
@@ -176,6 +182,14 @@ def test_slots_follow_their_variables_and_are_strict():
     text = refused(match(STATE, [whole]))
     assert "missing: optimizer: optimizer/adam/enc_bias_velocity" in text
     assert "unexpected: optimizer: optimizer/adam/old_enc_bias_other of A" in text
+
+
+def test_slots_are_asked_of_some_sources_only():
+    encoder = offer(STATE, include=["^enc/"], optimizer=True)
+    report = match(STATE, [encoder, offer(STATE, 1, "B", include=["^head/"])])
+    report.check()
+    assert len(report.optimizer.matched) == 4
+    assert all("/enc_" in m.name and m.source == 0 for m in report.optimizer.matched)
 
 
 def test_the_slots_of_tensorflow_1_are_taken_if_they_mean_the_same():

@@ -91,10 +91,11 @@ def load(
         shared.close()
 
 
-def check_loaded(spec: Spec, start: int, *, alone: bool) -> None:
+def check_loaded(store: Store, spec: Spec, start: int, *, alone: bool) -> None:
     """Before a run is trained: see that what it asks for is in it, and say so.
 
     Args:
+        store: where it is.
         spec: of the run.
         start: the step it continues after; -1: it has no checkpoint.
         alone: whether no other run is trained in this process.
@@ -107,9 +108,14 @@ def check_loaded(spec: Spec, start: int, *, alone: bool) -> None:
             f"run {spec.name!r} has [[load]], and nothing is loaded yet: the task LoadCheckpoint, "
             f"or pipefit.fit, does that first"
         )
-    if spec.load:
-        log = RunLog(logger, "" if alone else spec.name)
+    if not spec.load:
+        return
+    log = RunLog(logger, "" if alone else spec.name)
+    history = store.run(spec.name, spec.collection).document()["history"]
+    if any(event.get("event") == "load" for event in history):
         log.info("[[load]] was applied at its start; its artifact %s tells how", REPORT_TEXT)
+    else:
+        log.warning("[[load]] is not applied: the run had begun without it, and continues")
 
 
 def report(order: Order, spec: Spec, trainer: Trainer) -> Report:

@@ -218,7 +218,7 @@ class Session:
         )
         try:
             start = attempt.restore(course)
-            check_loaded(spec, start, alone=len(self._runs) == 1)
+            check_loaded(self._store, spec, start, alone=len(self._runs) == 1)
             best = attempt.begin(start)
             course.best = _continued(best if start != NOTHING else None, experiment.worst())
             trainer.updates.rate_scale = attempt.rate_scale
