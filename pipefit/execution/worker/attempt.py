@@ -206,7 +206,7 @@ class Attempt:
         self._close()
         if not (self._alone or self.to_repeat or isinstance(error, Interrupted)):
             ours = isinstance(error, PipefitError)
-            self._log.error("%s", error, exc_info=None if ours else error)
+            self._log.error("%s", self.spooled or error, exc_info=None if ours else error)
         return self.to_repeat
 
     def give_up(self, error: PipefitError) -> None:
@@ -285,10 +285,11 @@ class Attempt:
         except StoreError as lost:
             told = f"and what was not written is lost: {lost}; make room, and type the same "
             told += "command again: it continues from the newest checkpoint in the database"
-        self._log.error("%s; %s", away, told)
         if is_away(error) or isinstance(error, Interrupted):
             self.spooled = type(away)(f"{away}; {told}")
             self.spooled.__cause__ = error
+        else:
+            self._log.error("%s; %s", away, told)
 
     def _is_to_repeat(self, error: BaseException) -> bool:
         from pipefit.training import CallFailed
