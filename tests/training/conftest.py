@@ -1,5 +1,7 @@
 """Four logical CPU devices for this process, before TensorFlow starts; deterministic ops."""
 
+import gc
+
 import pytest
 import tensorflow as tf
 
@@ -14,3 +16,4 @@ def _started():
     """TensorFlow has started, with deterministic ops, as experiments have them by default."""
     assert len(tf.config.list_logical_devices("CPU")) == 4
     tf.config.experimental.enable_op_determinism()
+    gc.freeze()  # nobody looks for garbage in TensorFlow's modules after each of many tests
