@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from pipefit.loading.sstable import MAGIC
+
 NAMES = (
     "checkpoint of TensorFlow 2 or of a TensorFlow 1 Saver (name the files without .index and "
     ".data-..., or their folder)",
@@ -19,8 +21,6 @@ _STATE, _SAVED_MODEL = "checkpoint", "saved_model.pb"
 _NEWEST = re.compile(r'^\s*model_checkpoint_path:\s*"([^"\\]+)"', re.MULTILINE)
 # The state file lists some checkpoints; a data file may be called so, too.
 _LONGEST_STATE = 2**20
-# How both versions of a Saver end the file with the index.
-_TABLE = (0xDB4775248B80FB57).to_bytes(8, "little")
 
 
 def is_prefix(path: Path) -> bool:
@@ -32,8 +32,8 @@ def prefix_of(path: Path) -> Path | None:
     """What TensorFlow calls the checkpoint whose index is in this file; None if it holds none."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - len(_TABLE)))
-        if file.read() != _TABLE:
+        file.seek(max(0, size - len(MAGIC)))
+        if file.read() != MAGIC:
             return None
     return path.with_name(path.name.removesuffix(_INDEX))
 

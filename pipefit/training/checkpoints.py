@@ -25,6 +25,7 @@ from pipefit.loading.filesource import ITEM_BYTES, FileSource, Origin, shortened
 from pipefit.loading.names import is_counter
 from pipefit.loading.object_graph import Named, Node, describe
 from pipefit.loading.roles import STEP, roles
+from pipefit.training.bundles import check_index
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,9 +58,12 @@ class BundleSource(FileSource):
     def __init__(self, prefix: str, origin: Origin) -> None:
         self._origin = origin
         # Version 2 keeps the bytes of tensors as they are, in files of their own.
-        self._data = _bytes_of(Path(prefix), ".data-*")
-        self._file = _bytes_of(Path(prefix), "")
+        shards = _bytes_of(Path(prefix), ".data-*")
+        self._data = sum(shards)
+        self._file = sum(_bytes_of(Path(prefix), ""))
         try:
+            if _bytes_of(Path(prefix), ".index"):
+                check_index(Path(f"{prefix}.index"), shards)
             # Made directly: tf.train.load_checkpoint would look for the newest one in a folder.
             self._reader = tf.compat.v1.train.NewCheckpointReader(prefix)
             self._dtypes = self._reader.get_variable_to_dtype_map()
@@ -142,9 +146,10 @@ def _nodes(graph: Any, origin: Origin) -> list[Node]:
     ]
 
 
-def _bytes_of(prefix: Path, ending: str) -> int:
+def _bytes_of(prefix: Path, ending: str) -> list[int]:
+    """The sizes of the files that are called so, in the order of their names."""
     pattern = "".join(f"[{c}]" if c in "*?[" else c for c in prefix.name) + ending
-    return sum(path.stat().st_size for path in prefix.parent.glob(pattern) if path.is_file())
+    return [path.stat().st_size for path in sorted(prefix.parent.glob(pattern)) if path.is_file()]
 
 
 def _unreadable(origin: Origin, error: object, hint: str = "") -> LoadError:
