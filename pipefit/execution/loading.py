@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipefit import settings
-from pipefit.errors import ArchiveError, LoadError, NotFound, without_passwords
+from pipefit.errors import ArchiveError, CheckpointCorrupt, LoadError, NotFound, without_passwords
 from pipefit.loading import Source, TensorInfo
 from pipefit.loading.names import of_state
 from pipefit.spec import From, FromArchive, FromFile, FromRun, FromTfutils
@@ -184,6 +184,15 @@ def _best_kept(run: RunReader, rule: MetricRule) -> int:
     return (max if rule.mode == "max" else min)(ordered, key=found.__getitem__)
 
 
+@contextmanager
+def _told(label: str) -> Iterator[None]:
+    """A checkpoint that is damaged, or was removed meanwhile, is a source that cannot be read."""
+    try:
+        yield
+    except (NotFound, CheckpointCorrupt) as error:
+        raise LoadError(f"{label}: {error}") from error
+
+
 class RunSource:
     """`pipefit.loading.Source` of a run's checkpoint, by the names of its state.
 
@@ -197,11 +206,11 @@ class RunSource:
         place = f" of {database}" if database else ""
         self.label = f"run {run.collection}/{run.name} at step {step}{place}"
         self.step: int | None = step
-        self.digest: str | None = run.checkpoint(step).sha256
         self._run, self._step = run, step
-        self._facts = {
-            name: TensorInfo(found.dtype, found.shape) for name, found in run.tensors(step).items()
-        }
+        with _told(self.label):
+            self.digest: str | None = run.checkpoint(step).sha256
+            stored = run.tensors(step)
+        self._facts = {name: TensorInfo(found.dtype, found.shape) for name, found in stored.items()}
 
     def tensors(self) -> dict[str, TensorInfo]:
         """All tensors of the checkpoint."""
@@ -211,10 +220,10 @@ class RunSource:
         """The named tensors; of what is read whole length and sha256 are verified."""
         if not names:
             return {}
-        if set(names) == self._facts.keys():
-            return self._run.weights(self._step)
         pattern = "|".join(re.escape(name) for name in names)
-        return self._run.weights(self._step, include=rf"\A(?:{pattern})\Z")
+        whole = set(names) == self._facts.keys()
+        with _told(self.label):
+            return self._run.weights(self._step, None if whole else rf"\A(?:{pattern})\Z")
 
     def close(self) -> None:
         """Nothing is open between two reads."""

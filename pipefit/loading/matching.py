@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ from pipefit.loading.report import (
 )
 from pipefit.loading.slots import MOMENTUM, Slots
 
+#: So many missing variables are told what they may be called in the source.
+_SUGGESTIONS = 20
 _FLOATING = frozenset(("bfloat16", "float16", "float32", "float64"))
 STEP, POSITION = "run/step", "run/position"
 
@@ -107,13 +109,12 @@ class _Matching:
 
     def _choose(self, number: int, offer: Offer) -> None:
         variables = _of_role(offer.tensors, "model")
-        others = [name for name in offer.tensors if name not in variables]
-        chosen = choose(variables, offer.rules, offer.where, others=others)
+        others = {name: info for name, info in offer.tensors.items() if info.role != "model"}
+        chosen = choose(variables, offer.rules, offer.where, others=list(others))
         self._names.append(chosen.names)
         self.report.left_out += [(number, own) for own in chosen.left_out]
-        asked = sum((offer.step if _is_course(n, t) else offer.optimizer) is False
-                    for n, t in offer.tensors.items() if t.role != "model")  # fmt: skip
-        self.report.not_asked.append(asked)
+        asked = [offer.step if _is_course(n, i) else offer.optimizer for n, i in others.items()]
+        self.report.not_asked.append(asked.count(False))
 
     # ---- the variables of the model ----
 
@@ -141,12 +142,15 @@ class _Matching:
     def _add_missing(
         self, wanted: Mapping[str, TensorInfo], claims: Mapping[str, Sequence[_Claim]]
     ) -> None:
-        spare = [u.name for u in self.report.model.unexpected]
+        spare = [found.name for found in self.report.model.unexpected]
+        spare += [own for _, own in self.report.left_out]
+        missing = self.report.model.missing
         for name in wanted:
             if name not in claims:
-                near = difflib.get_close_matches(name, spare, n=3, cutoff=0.5)
-                allowed = self._allows("missing", name)
-                self.report.model.missing.append(Missing(name, allowed, tuple(near)))
+                # Among thousands of names each search takes a while, and nobody reads them all.
+                search = spare if len(missing) < _SUGGESTIONS else []
+                near = difflib.get_close_matches(name, search, n=3, cutoff=0.5)
+                missing.append(Missing(name, self._allows("missing", name), tuple(near)))
 
     def _unexpected(self, section: Section, number: int, own: str, name: str) -> None:
         allowed = self._allows("unexpected", own, self._offers[number])
@@ -252,7 +256,6 @@ class _Matching:
     # ---- step, position, counters, seeds ----
 
     def _match_course(self) -> None:
-        wanted = [name for name, info in self._wanted.items() if _is_course(name, info)]
         claims: dict[str, list[_Claim]] = {}
         for number, offer in enumerate(self._offers):
             if not offer.step:
@@ -262,14 +265,9 @@ class _Matching:
                     f"{offer.where}.step = true: {offer.facts.label} does not say at which step "
                     f"it was saved; leave step out"
                 )
-            named = {offer.rules.renamed(own): own for own in offer.tensors if own != STEP}
-            for name in wanted:
-                own = named.get(name)
-                info = offer.tensors[own] if own is not None else None
-                fits = info is not None and _difference(info, self._wanted[name]) is None
-                if own is not None and fits and _is_course(own, offer.tensors[own]):
-                    claims.setdefault(name, []).append(_Claim(number, own, "exact"))
-            claims.setdefault(STEP, []).append(_Claim(number, STEP, "exact"))
+            # The step itself is a fact of the source, whatever it calls it.
+            for name, own in {**self._course_of(offer), STEP: STEP}.items():
+                claims.setdefault(name, []).append(_Claim(number, own, "exact"))
         for name, all_claims in claims.items():
             claim = self._winner(name, all_claims)
             if claim is None:
@@ -278,6 +276,17 @@ class _Matching:
                     f"of them an order"
                 )
             self.report.course.append(Matched(name, *claim))
+
+    def _course_of(self, offer: Offer) -> dict[str, str]:
+        """What a source has of all this, as far as it fits: by our name its own."""
+        found = {}
+        for own, info in offer.tensors.items():
+            name = offer.rules.renamed(own)
+            wanted = self._wanted.get(name)
+            ours = wanted is not None and _is_course(name, wanted) and _is_course(own, info)
+            if ours and wanted == info and not offer.rules.excludes(own):
+                found[name] = own
+        return found
 
     # ---- what is allowed ----
 
@@ -338,11 +347,3 @@ def _difference(has: TensorInfo, wants: TensorInfo) -> str | None:
 
 def _shown(info: TensorInfo) -> str:
     return f"{info.dtype}{list(info.shape)}"
-
-
-def summary(matches: Iterable[Matched]) -> dict[int, dict[str, str]]:
-    """By number of the source what to read of it: by its own name the name of the variable."""
-    found: dict[int, dict[str, str]] = {}
-    for each in matches:
-        found.setdefault(each.source, {})[each.own] = each.name
-    return found

@@ -183,7 +183,7 @@ def of_state(names: Iterable[str]) -> dict[str, tuple[str, Role]]:
         >>> of_state(["model/out/kernel", "run/step"])
         {'model/out/kernel': ('out/kernel', 'model'), 'run/step': ('run/step', 'other')}
     """
-    names = list(names)
+    names = dict.fromkeys(names)
     found: dict[str, tuple[str, Role]] = {}
     for name in names:
         path = name.removeprefix(_MODEL)

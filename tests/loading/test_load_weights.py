@@ -87,6 +87,17 @@ def test_a_run_of_another_database_is_found_by_name_and_step(tmp_path, monkeypat
         found(3, database="file://${NOBODY}")
 
 
+def test_a_damaged_checkpoint_is_no_source(tmp_path):
+    store = open_store(tmp_path.as_uri())
+    writer = store.acquire(RunOrder("c", "a", "1", {}, "{}", steps=9), this_process(), ttl=60)
+    writer.begin(-1)
+    info = writer.commit(3, {"model/out/kernel": np.ones(9)}, frozenset({"permanent"}))
+    (file,) = (path for path in tmp_path.rglob("*") if path.name == info.id)
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(LoadError, match=r"run c/a at step 3 .*is damaged"):
+        pipefit.load_weights({"name": "a", "collection": "c", "database": tmp_path.as_uri()})
+
+
 def test_no_tensorflow_and_no_database_is_needed(file):
     code = (
         f"import sys, pipefit; pipefit.load_weights({str(file)!r}); "
