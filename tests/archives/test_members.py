@@ -68,6 +68,26 @@ def test_names_and_bytes(data, write, tmp_path):
         members.read("top.txt")
 
 
+@pytest.mark.parametrize(
+    "data", [tar_of(FILES, "w"), zip_of(FILES, zipfile.ZIP_STORED)], ids=["tar", "stored zip"]
+)
+def test_where_the_bytes_lie(data, write):
+    members = open_members(write(data))
+    for name, whole in CLEAN.items():
+        offset, size = members.place(name)
+        assert data[offset : offset + size] == whole
+    members.close()
+
+
+def test_compressed_bytes_lie_nowhere_nor_do_those_of_a_directory_that_lies(write):
+    assert open_members(write(zip_of(FILES))).place("sub/deep/data.bin") is None
+    data = zip_of({"a": b"1", "b": b"2"}, zipfile.ZIP_STORED)
+    second = data.rindex(b"PK\x03\x04")
+    path = write(data[:second] + b"no" + data[second + 2 :])
+    with pytest.raises(ArchiveError, match="not where the directory says"):
+        open_members(path).place("b")
+
+
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_long_and_foreign_names(form, write):
     names = {"d" * 150 + "/" + "f" * 150: b"long", "Größe/日本.txt": b"foreign"}

@@ -113,3 +113,29 @@ def test_only_what_is_asked_for_is_read(saved, bundle, tmp_path):
         np.testing.assert_array_equal(found, wanted["hidden1/weights"])
         with pytest.raises(LoadError, match="cannot be read as a TensorFlow checkpoint"):
             source.read(["hidden1/bias"])
+
+
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        (b"\x08\x01\x12\x08\x12\x02\x08\x04", b"\x08\x01\x12\x08\x12\x02\x08\x05", "cannot have"),
+        (b"\x08\x01\x12\x08\x12\x02\x08\x04", b"\x08\x63\x12\x08\x12\x02\x08\x04", "99"),
+    ],
+)
+def test_an_index_that_does_not_add_up_is_refused_before_tensorflow_sees_it(
+    saved, tmp_path, old, new, said
+):
+    """Another shape, type or size: forged with right checksums, each would end the process."""
+    from pipefit.training.bundles import check_index
+
+    index = (saved / "tf1_adam" / "version2" / "model.ckpt-3.index").read_bytes()
+    size = (saved / "tf1_adam" / "version2" / "model.ckpt-3.data-00000-of-00001").stat().st_size
+    path = tmp_path / "x.index"
+    path.write_bytes(index)
+    check_index(path, [size])
+    with pytest.raises(ValueError, match="lies outside of its data file"):
+        check_index(path, [size - 1])
+    assert old in index
+    path.write_bytes(index.replace(old, new, 1))
+    with pytest.raises(ValueError, match=said):
+        check_index(path, [size])
