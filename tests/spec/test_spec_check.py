@@ -141,7 +141,8 @@ def test_reading_and_checking_specs_needs_no_heavy_module():
 
 def test_the_public_names_are_there():
     assert sorted(pipefit.__all__) == [
-        "PipefitError", "Spec", "__version__", "fit", "open_store", "read_spec",
+        "PipefitError", "Spec", "__version__", "fit", "load_model", "load_weights", "open_store",
+        "read_spec",
     ]  # fmt: skip
     for name in pipefit.__all__:
         assert getattr(pipefit, name) is not None
