@@ -107,6 +107,46 @@ def test_who_stops_a_run_meanwhile_does_not_wait(store, proxy):
     assert store.run("a", SPEC.collection).status().state is RunState.INTERRUPTED
 
 
+class Restored:
+    """A course that is only restored."""
+
+    def restore(self, arrays):
+        self.step = int(arrays["step"])
+
+
+def test_an_attempt_waits_from_its_beginning(store, proxy):
+    """Restored, begun and described, each while the database is away for a moment."""
+    with attempt(proxy.uri) as first:
+        first.writer.commit(3, {"step": np.asarray(3)}, frozenset({"recent"}))
+        first.failed(Interrupted("stopped"))
+    far = open_store(proxy.uri)
+    order = RunOrder(SPEC.collection, "a", "1", {}, json.dumps({}), SPEC.train.steps)
+    course, called = Restored(), []
+    with Reporter(lambda event: None) as reporter:
+        writer = far.acquire(order, this_process(), 60.0)
+        second = Attempt(SPEC, order, writer, reporter, lambda: None)
+        for call in (
+            lambda: second.restore(course),
+            lambda: second.begin(course.step),
+            lambda: second.describe({"parameters": 7}, {"model.txt": b"small"}),
+        ):
+            proxy.down()
+            warned = reporter.tail().count("trying again")
+            thread = threading.Thread(target=lambda call=call: called.append(call()))
+            thread.start()
+            while reporter.tail().count("trying again") == warned:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            proxy.up()
+            thread.join(30)
+        second.failed(Interrupted("stopped"))
+
+    assert called == [3, None, None]
+    run = store.run("a", SPEC.collection)
+    assert [made.start for made in run.attempts()] == [-1, 3]
+    assert run.document()["model"] == {"parameters": 7} and run.artifact("model.txt") == b"small"
+
+
 @pytest.mark.parametrize("stopping", [True, False])
 def test_a_server_that_says_nothing_at_all_is_not_waited_for(proxy, monkeypatch, stopping):
     monkeypatch.setattr(patience, "_STOPPING_SECONDS", 1.0)

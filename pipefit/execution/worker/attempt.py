@@ -112,12 +112,16 @@ class Attempt:
             StateMismatch: it is not one of this model.
         """
         self._course = course
-        checkpoints = self._not_rolled_back(self.writer.checkpoints())
+        patiently = self.results.patience
+        checkpoints = self._not_rolled_back(patiently(self.writer.checkpoints))
         if not checkpoints:
             return NOTHING
-        read, strict = self.writer.read_checkpoint, self.spec.save.strict
         checkpoint, arrays = newest_whole(
-            self.spec.name, checkpoints, read, strict=strict, log=self._log
+            self.spec.name,
+            checkpoints,
+            lambda chosen: patiently(lambda: self.writer.read_checkpoint(chosen)),
+            strict=self.spec.save.strict,
+            log=self._log,
         )
         course.restore(arrays)
         self._log.info("continuing after step %d of %d", checkpoint.step, self.spec.train.steps)
@@ -125,10 +129,15 @@ class Attempt:
 
     def begin(self, start: int) -> Best | None:
         """Continue after this step; the best so far."""
-        self.writer.begin(start)
+        patiently = self.results.patience
+        patiently(lambda: self.writer.begin(start))
         self._begun = True
         self._note_step(max(start, 0))
-        return self.writer.best() if start != NOTHING else None
+        return patiently(self.writer.best) if start != NOTHING else None
+
+    def describe(self, model: Mapping[str, Any], artifacts: Mapping[str, bytes]) -> None:
+        """Store what the model and the program are."""
+        self.results.patience(lambda: self.writer.describe(model, artifacts))
 
     # What the course hands over, on the training thread.
 

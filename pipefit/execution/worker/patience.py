@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from tenacity import (
     RetryCallState,
@@ -15,6 +16,8 @@ from tenacity import (
 )
 
 from pipefit.errors import StoreUnavailable
+
+_Answer = TypeVar("_Answer")
 
 logger = logging.getLogger("pipefit.run")
 
@@ -28,7 +31,7 @@ _LOOK_SECONDS = 5.0
 
 
 class Patience:
-    """Does writes again while the database is away, for as long as a lease lasts.
+    """Asks again while the database is away, for as long as a lease lasts.
 
     A single try ends by the driver's own limits (see `pipefit.store.client`), which are long where
     nothing answers; so whoever waits for the writes asks `lost`, and waits no longer than that.
@@ -43,16 +46,18 @@ class Patience:
         self._missed: StoreUnavailable | None = None
         self._silent, self._looked = 0.0, time.monotonic()
 
-    def __call__(self, write: Callable[[], object]) -> None:
-        """Do a write. Raises `StoreUnavailable` when it has been tried for long enough."""
+    def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Read or write. Raises `StoreUnavailable` when it has been tried for long enough."""
         long_enough = stop_after_delay(self._ttl)
-        Retrying(
+        trying = Retrying(
             retry=retry_if_exception_type(StoreUnavailable),
             stop=lambda state: bool(self._should_stop()) or long_enough(state),
             wait=wait_fixed(_RETRY_SECONDS),
             before_sleep=_warn_of_retry,
             reraise=True,
-        )(self._tried, write)
+        )
+        answer: _Answer = trying(self._tried, ask)
+        return answer
 
     def heard(self, error: StoreUnavailable | None) -> None:
         """The database has answered; or it is away, for this reason."""
@@ -74,15 +79,16 @@ class Patience:
             )
         return None
 
-    def _tried(self, write: Callable[[], object]) -> None:
+    def _tried(self, ask: Callable[[], _Answer]) -> _Answer:
         try:
-            write()
+            answer = ask()
         except StoreUnavailable as error:
             self.heard(error)
             raise
         self.heard(None)
+        return answer
 
 
 def _warn_of_retry(state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
-    logger.warning("%s; trying again; training waits once its next checkpoints do", error)
+    logger.warning("%s; trying again", error)

@@ -71,6 +71,7 @@ class Results:
 
     Attributes:
         trainable: names of the arrays that must be finite in a checkpoint.
+        patience: how long the database is waited for, by whoever asks it.
     """
 
     def __init__(
@@ -83,15 +84,15 @@ class Results:
     ):
         self.trainable: frozenset[str] = frozenset()
         self._writer, self._recent_keep, self._log = writer, recent_keep, log
-        self._patience = Patience(writer.ttl, should_stop)
-        self._background = BackgroundWriter(hurry=self._patience.lost)
+        self.patience = Patience(writer.ttl, should_stop)
+        self._background = BackgroundWriter(hurry=self.patience.lost)
         self._blocks: deque[MetricBlock] = deque()
         self._bytes, self._last_metrics = 0, 0.0
         self._untidy, self._last_tidy = False, time.monotonic()
         self._best: Best | None = None
         self._closed = False
         self._heartbeat = Heartbeat(
-            writer, progress, self._background.fail, self._patience.heard
+            writer, progress, self._background.fail, self.patience.heard
         ).__enter__()
 
     # On the training thread.
@@ -141,7 +142,7 @@ class Results:
 
     def soon(self, work: Callable[[], None]) -> None:
         """Do something that asks the database, once and not for longer than anybody waits."""
-        apart = BackgroundWriter(hurry=self._patience.lost)
+        apart = BackgroundWriter(hurry=self.patience.lost)
         apart.put(work)
         apart.close()
 
@@ -177,7 +178,7 @@ class Results:
     # On the background thread.
 
     def _write(self, entry: Entry) -> None:
-        self._patience(lambda: write_entry(self._writer, entry))
+        self.patience(lambda: write_entry(self._writer, entry))
 
     def _write_metrics(self) -> None:
         blocks = list(self._blocks)
@@ -210,7 +211,7 @@ class Results:
     def _tidy(self) -> None:
         """Remove the checkpoints that are no longer to be kept."""
         if self._untidy:
-            self._patience(self._retain)
+            self.patience(self._retain)
             self._untidy, self._last_tidy = False, time.monotonic()
 
     def _retain(self) -> None:

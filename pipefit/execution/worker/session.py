@@ -224,7 +224,7 @@ class Session:
             trainer.updates.rate_scale = attempt.rate_scale
             facts, texts = training.description(experiment.network, trainer.updates)
             diff = provenance.diff()
-            attempt.writer.describe(facts, {**texts, **({"program.diff": diff} if diff else {})})
+            attempt.describe(facts, {**texts, **({"program.diff": diff} if diff else {})})
         except Exception as error:
             course.close(error)
         alive()

@@ -11,6 +11,7 @@ from pipefit.errors import CheckpointCorrupt, PipefitError
 from pipefit.execution.order import Order
 from pipefit.execution.watchdog import Watchdog
 from pipefit.execution.worker.building import load_training
+from pipefit.execution.worker.patience import Patience
 from pipefit.execution.worker.places import Places, threads_of
 from pipefit.records import Validation
 from pipefit.spec import Spec
@@ -77,7 +78,12 @@ def _validate(
         time.perf_counter() - begin,
         found.values,
     )
-    store.commit_validation(spec.collection, spec.name, checkpoint, validation, manifest)
+    # All the work is done: it would be a pity.
+    Patience(order.lease_seconds, lambda: None)(
+        lambda: store.commit_validation(
+            spec.collection, spec.name, checkpoint, validation, manifest
+        )
+    )
     logger.info("%s", ", ".join(f"{k} {v:.4f}" for k, v in found.metrics.items()))
 
 
