@@ -46,6 +46,8 @@ def open_keras2(file: Hdf5) -> Hdf5Source:
     variables = set(datasets)
     state = _weights(file, file.child(file.root, _OPTIMIZER), must=False)
     named = {keras_names.of_optimizer(name, variables): dataset for name, dataset in state}
+    if len(named) < len(state):
+        named = {f"optimizer/{name}": dataset for name, dataset in state}
     datasets |= {n: (dataset, keras_names.role_in_optimizer(n)) for n, dataset in named.items()}
     source = Hdf5Source(file, datasets)
     source.step = source.only_number(filter(is_counter, named))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,10 +93,7 @@ def open_keras3(file: Hdf5, description: Description | None = None) -> Hdf5Sourc
     datasets = _named(variables)
     state = dict(_state(file, layers, variables, told))
     datasets |= {n: (dataset, keras_names.role_in_optimizer(n)) for n, dataset in state.items()}
-    for group in _METRICS:
-        if is_group(metrics := file.child(file.root, group)):
-            inner = dict(file.datasets(metrics)).items()
-            datasets |= {f"{group}/{path}": (dataset, "other") for path, dataset in inner}
+    datasets |= _rest(file, {dataset.name for dataset, _ in datasets.values()})
     source = Hdf5Source(file, datasets)
     source.step = source.only_number(filter(is_counter, state))
     return source
@@ -118,15 +115,23 @@ def _named(variables: Sequence[Variable]) -> dict[str, tuple[Any, Role]]:
     return found
 
 
+def _rest(file: Hdf5, taken: Collection[str]) -> dict[str, tuple[Any, Role]]:
+    """What else is in the file, by its place there: nothing is left out in silence."""
+    found: dict[str, tuple[Any, Role]] = {}
+    for path, dataset in file.datasets(file.root):
+        if dataset.name not in taken:
+            top = path.partition("/")[0]
+            role: Role = "optimizer" if top == _OPTIMIZER else "other"
+            found[path] = dataset, role if top in (_OPTIMIZER, *_METRICS) else "model"
+    return found
+
+
 def _state(
     file: Hdf5, layers: Layers, variables: Sequence[Variable], told: Description
 ) -> Iterator[tuple[str, Any]]:
     """The variables of the optimizer."""
     group = file.child(file.root, _OPTIMIZER)
-    if not is_group(group):
-        return
-    if not layers.has_variables(group):
-        yield from ((f"{_OPTIMIZER}/{path}", dataset) for path, dataset in file.datasets(group))
+    if not is_group(group) or not layers.has_variables(group):
         return
     own = [dataset for _, dataset in layers.numbered(group)]
     certain = all(variable.trained is not None for variable in variables)

@@ -46,9 +46,9 @@ _PARTS = {
 #: What Keras 2 calls slots, by optimizer and in the words of Keras 3; the values mean the same.
 _SLOTS = {
     "adam": {"m": "momentum", "v": "velocity"},
-    "adamw": {"m": "momentum", "v": "velocity"},
+    "adam_w": {"m": "momentum", "v": "velocity"},
     "sgd": {"m": "momentum", "momentum": "momentum"},
-    "rmsprop": {"rms": "velocity", "velocity": "velocity"},
+    "rm_sprop": {"rms": "velocity", "velocity": "velocity"},
 }
 _SETTINGS = frozenset(["learning_rate", "beta_1", "beta_2", "decay", "momentum", "rho", "epsilon"])
 _ITERATIONS = ("iter", "iteration", "iterations")
@@ -135,9 +135,19 @@ def of_optimizer(name: str, variables: Collection[str]) -> str:
         return slot_name(optimizer, after, first)
     if before in variables:
         return slot_name(optimizer, before, last)
-    if (last or optimizer) in _ITERATIONS:
-        return "/".join(["optimizer", *name.lower().split("/")[:-1], "iteration"])
-    return f"optimizer/{name}"
+    if not rest:
+        return f"optimizer/{'iteration' if name in _ITERATIONS else name}"
+    rest = "iteration" if rest in _ITERATIONS else rest
+    return f"optimizer/{optimizer_kind(optimizer)}/{rest}"
+
+
+def optimizer_kind(name: str) -> str:
+    """What Keras 3 calls an optimizer that was not given a name, without counting how many.
+
+    >>> optimizer_kind("AdamW"), optimizer_kind("adam_w_1")
+    ('adam_w', 'adam_w')
+    """
+    return without_number(snake_case(name))
 
 
 def role_in_optimizer(name: str) -> Role:
@@ -159,10 +169,10 @@ def slot_name(optimizer: str, variable: str, slot: str) -> str:
     >>> slot_name("Adam", "out/kernel", "m")
     'optimizer/adam/out_kernel_momentum'
     """
-    kind = _SLOTS.get(optimizer.lower(), {}).get(slot)
-    if kind is None:
+    kind = optimizer_kind(optimizer)
+    if slot not in _SLOTS.get(kind, {}):
         return f"{optimizer}/{variable}/{slot}"
-    return f"optimizer/{optimizer.lower()}/{variable.replace('/', '_')}_{kind}"
+    return f"optimizer/{kind}/{variable.replace('/', '_')}_{_SLOTS[kind][slot]}"
 
 
 def optimizer_names(
@@ -197,4 +207,4 @@ def optimizer_names(
     # Averages and the like add variables: then the others are not told apart.
     if [shape for _, shape in expected] != list(shapes):
         expected[sure:] = [(str(number), ()) for number in range(sure, len(shapes))]
-    return [f"optimizer/{name}/{own}" for own, _ in expected[: len(shapes)]]
+    return [f"optimizer/{optimizer_kind(name)}/{own}" for own, _ in expected[: len(shapes)]]

@@ -124,16 +124,17 @@ def _unique(found: dict[str, Named]) -> dict[str, Named]:
     """With names that are nobody else's."""
     count = Counter(named.name for named in found.values())
     variables = {n.name for n in found.values() if n.role == "model" and count[n.name] == 1}
+    own = {key: _of_role(*named, variables) for key, named in found.items()}
+    count = Counter(named.name for named in own.values())
+    paths = {key: key.removesuffix(_SUFFIX) for key in found}
     return {
-        key: _named(named, key if count[named.name] > 1 or not named.name else None, variables)
-        for key, named in found.items()
+        key: named if named.name and count[named.name] == 1 else Named(paths[key], named.role)
+        for key, named in own.items()
     }
 
 
-def _named(named: Named, key: str | None, variables: Collection[str]) -> Named:
-    if named.role != "optimizer":
-        return named if key is None else Named(key.removesuffix(_SUFFIX), named.role)
-    name = keras_names.of_optimizer(
-        named.name if key is None else key.removesuffix(_SUFFIX), variables
-    )
+def _of_role(name: str, role: Role, variables: Collection[str]) -> Named:
+    if role != "optimizer" or not name:
+        return Named(name, role)
+    name = keras_names.of_optimizer(name, variables)
     return Named(name, keras_names.role_in_optimizer(name))

@@ -87,11 +87,12 @@ class BundleSource(FileSource):
         """Names and roles by key."""
         if _GRAPH not in self._dtypes:
             return {name: Named(name, role) for name, role in roles(self._dtypes).items()}
-        found = describe(_nodes(self._fetch(_GRAPH), self._origin))
-        # States that are no variables, texts for instance, have only keys.
-        more = self._dtypes.keys() - found.keys() - {_GRAPH}
-        rest = {key: Named(key, "other") for key in more if ".ATTRIBUTES/VARIABLE_VALUE" not in key}
-        return {key: named for key, named in found.items() if key in self._dtypes} | rest
+        nodes = _nodes(self._fetch(_GRAPH), self._origin)
+        found = {key: named for key, named in describe(nodes).items() if key in self._dtypes}
+        # What is not in the graph, texts for instance, has only a key.
+        for key in self._dtypes.keys() - {_GRAPH, *(k for n in nodes for _, k in n.variables)}:
+            found[key] = Named(key, "other" if self._dtypes[key] == tf.string else "model")
+        return found
 
     def _step(self, prefix: str) -> int | None:
         of_objects = _GRAPH in self._dtypes

@@ -64,7 +64,7 @@ def test_tensorflow_2_calls_variables_by_their_own_names(saved, bundle, name, st
         roles["model"] | roles["optimizer"],
         {own: array for own, array in wanted.items() if own not in others},
     )
-    settings = {f"optimizer/Adam/{word}" for word in ("beta_1", "beta_2", "decay", "learning_rate")}
+    settings = {f"optimizer/adam/{word}" for word in ("beta_1", "beta_2", "decay", "learning_rate")}
     assert set(roles["other"]) - settings == others
 
 
@@ -79,6 +79,23 @@ def test_variables_of_one_name_are_called_by_their_paths():
         "b": "b",
         "c": "net/w",
     }
+
+
+def test_the_states_of_two_optimizers_stay_apart():
+    def optimizer(number):
+        path = f"optimizer{number}/_iterations/.ATTRIBUTES/VARIABLE_VALUE"
+        name = f"adam_{number}/iteration"
+        return Node([("_iterations", 3 + number), ("_variables", 0)]), Node(
+            variables=[(name, path)]
+        )
+
+    first, second = optimizer(0), optimizer(1)
+    root = Node([("optimizer0", 1), ("optimizer1", 2)])
+    found = describe([root, first[0], second[0], first[1], second[1]])
+    assert sorted(found.values()) == [
+        ("optimizer0/_iterations", "optimizer"),
+        ("optimizer1/_iterations", "optimizer"),
+    ]
 
 
 @pytest.mark.parametrize("ending", [".index", ".data-00000-of-00001"])
