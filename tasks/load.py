@@ -14,6 +14,8 @@ from tasks.worker import WorkerTask
 class LoadCheckpoint(WorkerTask):
     """Loads the weights of the runs of an experiment that have [[load]] and have not begun."""
 
+    loading = True
+
     def requires(self) -> dict[str, luigi.Task]:
         """The archives: of weights, and of the data from which the models are built."""
         return self.unpacked()

@@ -10,6 +10,7 @@ from luigi.task import flatten
 
 from pipefit import settings
 from pipefit.errors import PipefitError, without_passwords
+from pipefit.execution import to_load
 from tasks.archives import ArchiveTask
 from tasks.base import ExperimentTask, store
 from tasks.worker import WorkerTask
@@ -25,6 +26,7 @@ _over: set[str] = set()
 class TrialTask(WorkerTask):
     """A task that can be tried out before it is meant."""
 
+    loading = True
     fast_dev_run = luigi.BoolParameter(
         default=False, description="do one step of everything, and store nothing"
     )
@@ -58,13 +60,16 @@ class TrialTask(WorkerTask):
         if self.dry_run:
             _print_experiment(meant)
             _print_plan(meant)
-            # Only what would be loaded may have to be looked for in it.
-            uri = settings.mongo_uri() if spec.loads else ""
-            self.carry_out(self.order(spec, uri, kind="describe"), label)
+            self.carry_out(self.order(spec, self._uri_of_weights(), kind="describe"), label)
         if self.fast_dev_run:
             self.carry_out(self.order(spec, uri="", kind="fast_dev_run"), label)
             logger.info("%s: everything was done for one step; nothing was stored", label)
         _over.add(self.task_id)
+
+    def _uri_of_weights(self) -> str:
+        """The database in which weights may be looked for; empty if nothing would be loaded."""
+        loads = self.spec.loads and (database_problem() or to_load(store(), self.spec))
+        return settings.mongo_uri() if loads else ""
 
 
 def _print_experiment(task: ExperimentTask) -> None:

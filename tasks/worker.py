@@ -32,12 +32,14 @@ class WorkerTask(ExperimentTask):
     """A task whose work is one order to a worker process."""
 
     accepts_messages = True
+    #: Whether it needs the archives of which only [[load]] reads.
+    loading = False
 
     def unpacked(self) -> dict[str, luigi.Task]:
-        """The tasks that bring the experiment's archives, by name."""
+        """The tasks that bring the archives that are needed, by name."""
         base = self.spec.import_paths()[0]
         tasks: dict[str, luigi.Task] = {}
-        for name, archive in self.spec.archives.items():
+        for name, archive in self.spec.archives_needed(loading=self.loading).items():
             same = {"url": archive.url, "sha256": archive.sha256, "base": base}
             if archive.unpack:
                 members, size = archive.max_members or 0, archive.max_bytes or 0

@@ -1,6 +1,6 @@
 """Carrying out orders in worker processes; `pipefit.execution.worker` is what they run."""
 
-from pipefit.execution.checks import completed, last_steps, reached, run_order
+from pipefit.execution.checks import completed, last_steps, reached, run_order, to_load
 from pipefit.execution.executors import (
     Executor,
     InlineExecutor,
@@ -28,4 +28,5 @@ __all__ = [
     "progress_text",
     "reached",
     "run_order",
+    "to_load",
 ]

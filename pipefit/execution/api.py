@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipefit import archives, settings
+from pipefit.execution.checks import to_load
 from pipefit.execution.executors import InlineExecutor
 from pipefit.execution.order import Event, Order
 from pipefit.execution.provenance import command_line
@@ -50,15 +51,16 @@ def fit(
     spec = changed(spec, changes) if isinstance(spec, Spec) else read_spec(spec, changes)
     check_builders(spec)
     uri = settings.mongo_uri() if uri is None else uri
+    loading = to_load(open_store(uri), spec)
     order = Order(
         kind="train",
         spec=spec.to_json(secrets=True),
         uri=uri,
-        folders=bring_archives(spec),
+        folders=bring_archives(spec, loading=loading),
         import_paths=tuple(spec.import_paths()),
         program={"command": command_line()},
     )
-    if spec.loads:
+    if loading:
         InlineExecutor().run(replace(order, kind="load"), _Lines(), lambda: None)
     InlineExecutor().run(order, _Lines(), lambda: None)
     store = open_store(uri)
@@ -66,8 +68,12 @@ def fit(
     return runs if spec.models else runs[""]
 
 
-def bring_archives(spec: Spec) -> dict[str, str]:
+def bring_archives(spec: Spec, *, loading: bool = True) -> dict[str, str]:
     """Fetch and unpack the archives of an experiment, unless they are in the cache.
+
+    Args:
+        spec: the experiment.
+        loading: also those of which only [[load]] reads.
 
     Returns:
         By name the folder of the unpacked files, or the file.
@@ -77,7 +83,7 @@ def bring_archives(spec: Spec) -> dict[str, str]:
     """
     base = Path(spec.import_paths()[0])
     places = {}
-    for name, archive in spec.archives.items():
+    for name, archive in spec.archives_needed(loading=loading).items():
         place = archives.unpacked(archive.sha256) if archive.unpack else None
         if place is None:
             place = archives.fetch(archive.url, archive.sha256, base)

@@ -39,6 +39,17 @@ def run_order(
     )
 
 
+def to_load(store: Store, spec: Spec) -> bool:
+    """Whether any run of an experiment has [[load]] and has not begun yet.
+
+    Raises:
+        StoreUnavailable: the store cannot be asked.
+    """
+    names = [run.name for run in spec.runs().values() if run.load]
+    statuses = store.statuses(spec.collection, names) if names else {}
+    return any(name not in statuses or statuses[name].step is None for name in names)
+
+
 def completed(store: Store, orders: Sequence[RunOrder]) -> dict[str, int]:
     """The runs that have come to their end, by this very experiment, and at which step each did.
 

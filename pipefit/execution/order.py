@@ -36,8 +36,8 @@ class Order:
     Attributes:
         kind: "load" what [[load]] names into runs that have not begun, "train" every run of the
             spec to its end, "validate" one set at one step of a spec with one model, or, storing
-            nothing, "fast_dev_run" one step of everything, or "describe" the models and what would
-            be loaded.
+            nothing, "fast_dev_run" one step of everything, or "describe" the models and, if there
+            is a uri, what would be loaded.
         spec: the resolved experiment, as `Spec.to_json` writes it, secrets included.
         uri: of the database, with its password: orders go through a pipe and are never logged.
         folders: where the archives are (a folder of the unpacked files, or the file), by their name

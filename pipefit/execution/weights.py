@@ -122,7 +122,7 @@ def load_model(
     from pipefit.execution.worker.models import restored  # loads TensorFlow
 
     arrays = reader.weights(info.step, include="^(model|generator)/")
-    return restored(spec, bring_archives(spec), arrays)
+    return restored(spec, bring_archives(spec, loading=False), arrays)
 
 
 def _find(name: str, collection: str | None, uri: str | None) -> RunReader:

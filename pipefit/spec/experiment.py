@@ -22,6 +22,7 @@ from pipefit.spec.secrets import hidden, left_out
 from pipefit.spec.sections import (
     Archive,
     Data,
+    FromArchive,
     Load,
     Model,
     NamedModel,
@@ -149,6 +150,24 @@ class Spec(Table):
     def archive_of(self, data: Data) -> Archive | None:
         """The archive that a data source reads, None if it reads none."""
         return self.archives[data.archive] if data.archive is not None else None
+
+    def archives_needed(self, *, loading: bool) -> dict[str, Archive]:
+        """The archives by name.
+
+        Args:
+            loading: also those of which only [[load]] reads: once a run has begun, nobody does.
+        """
+        if loading:
+            return dict(self.archives)
+        sources = [table.source for spec in self.runs().values() for table in spec.load]
+        weights = {source.archive for source in sources if isinstance(source, FromArchive)}
+        read = {
+            name
+            for place, table in self.builder_tables()
+            if isinstance(table, Data)
+            for _, name in table.archives(place)
+        }
+        return {name: a for name, a in self.archives.items() if name in read or name not in weights}
 
     def import_paths(self) -> list[str]:
         """Folders to look in for the user's modules: the file's own, then the current one."""

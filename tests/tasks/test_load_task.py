@@ -42,6 +42,16 @@ def test_it_is_complete_once_the_run_has_any_checkpoint(words, make_run):
     assert str(target) == "a checkpoint of digits/mlp"
 
 
+def test_an_archive_of_weights_is_needed_only_to_load(words):
+    old = {"archives.old.url": "old.tar", "archives.old.sha256": "0" * 64}
+    given = words(load='[{ from = { archive = "old" } }]', **old)
+    assert list(LoadCheckpoint(**given).requires()) == ["digits", "old"]
+    assert list(Train(**given).requires()) == ["digits", "load"]
+    # What the data are read from as well is needed by both.
+    both = words(load='[{ from = { archive = "digits" } }]')
+    assert list(Train(**both).requires()) == ["digits", "load"]
+
+
 def test_another_experiment_of_the_same_name_is_refused(words, make_run):
     make_run("mlp", identity="another")
     with pytest.raises(IdentityMismatch, match="choose another name"):

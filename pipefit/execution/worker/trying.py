@@ -43,7 +43,7 @@ def describe(order: Order, runs: Mapping[str, Spec], places: Places, reporter: R
         _, texts = training.description(experiment.network, trainer.updates)
         title = f"# The model of {runs[name].name}, on {places.describe(name)}"
         reporter.text(f"{title}\n\n{texts['model.txt'].decode()}")
-        if runs[name].load:
+        if runs[name].load and order.uri:
             found[name] = report(order, runs[name], trainer)
             title = f"# What [[load]] of {runs[name].name} would load"
             reporter.text(f"{title}\n\n{found[name].text()}")
