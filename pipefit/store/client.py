@@ -65,6 +65,9 @@ _NO_SPACE = {14031}  # OutOfDiskSpace
 _NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED"
 _NO_TLS = "SSL handshake failed"
 _NO_TLS_ADVICE = "if the server does not speak TLS, leave tls=true out of the URI"
+# When a connection breaks while it is made, the driver (from 4.17 on) repeats a write with a number
+# that only replica sets take. A single server refuses it, so nothing was done.
+_NUMBERED = 20, "does not support retryable writes"
 # No majority within its timeout; and what a member answers that is no longer the primary, shuts
 # down, or waits for an election, or takes longer than the URI lets it: later it may be done.
 _NOT_NOW = {64, 6, 7, 50, 89, 91, 133, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
@@ -156,9 +159,14 @@ def retrying() -> Retrying:
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    return isinstance(error, errors.AutoReconnect) and not isinstance(
-        error, errors.ServerSelectionTimeoutError
-    )
+    if isinstance(error, errors.ServerSelectionTimeoutError):
+        return False
+    return isinstance(error, errors.AutoReconnect) or _is_numbered(error)
+
+
+def _is_numbered(error: BaseException) -> bool:
+    code, words = _NUMBERED
+    return isinstance(error, errors.OperationFailure) and error.code == code and words in str(error)
 
 
 def _translated(error: Exception, shown: str) -> StoreError:
@@ -179,9 +187,11 @@ def _translated(error: Exception, shown: str) -> StoreError:
             f"{shown} is not trusted: {reason}; if it is the right server, name the certificate of "
             "the authority that signed its own in the URI: tls=true&tlsCAFile=FILE"
         )
+    if _is_numbered(error):
+        reason = "connections broke while they were made"
     # Of a URI that has been read already only the name service can still be a configuration error.
     unreachable = errors.ConnectionFailure | errors.ConfigurationError
-    if isinstance(error, unreachable) or code in _NOT_NOW:
+    if isinstance(error, unreachable) or code in _NOT_NOW or _is_numbered(error):
         advice = _NO_TLS_ADVICE if _NO_TLS in reason else _advice()
         return StoreUnavailable(f"{shown} cannot be reached: {reason}; {advice}")
     return StoreError(f"{shown} failed: {reason}")

@@ -135,6 +135,13 @@ def test_a_wrong_password_is_refused_and_not_shown(database_uri):
         ),
         (pymongo.errors.ExecutionTimeout("too slow", 50), StoreUnavailable, "cannot be reached"),
         (pymongo.errors.BulkWriteError({}), StoreError, "failed: batch op errors"),
+        (
+            pymongo.errors.OperationFailure(
+                "This MongoDB deployment does not support retryable writes. Please add ...", 20
+            ),
+            StoreUnavailable,
+            "cannot be reached: connections broke while they were made",
+        ),
         (pymongo.errors.WTimeoutError("waiting", 64), StoreUnavailable, "cannot be reached"),
         (pymongo.errors.NotPrimaryError("no primary"), StoreUnavailable, "cannot be reached"),
         (pymongo.errors.ConfigurationError("no such DNS name"), StoreUnavailable, "DNS name"),
@@ -164,6 +171,23 @@ def test_reading_goes_on_while_connections_are_cut(store, proxy):
     for sent in (1, 200, 400):
         proxy.cut_after = sent
         assert reader(far).status().name == "a"
+
+
+def test_writing_goes_on_when_a_connection_breaks_while_it_is_made(store, proxy):
+    writer = started(open_store(proxy.uri))
+    refused = []
+
+    def refuse_the_first(piece, sent):
+        if b"saslSupportedMechs" in piece and not refused:  # not one of the driver's monitors
+            refused.append(sent)
+            raise ConnectionResetError
+
+    proxy.watch = refuse_the_first
+    proxy.cut_all()
+    writer.renew({"step": 7})
+
+    assert refused
+    assert reader(store).document()["progress"]["step"] == 7
 
 
 _SCRIPT = """
