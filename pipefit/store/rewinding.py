@@ -26,11 +26,7 @@ _TRIES = 100
 def rewind(backend: Backend, name: str, step: int) -> CheckpointInfo:
     """Make a committed checkpoint the newest of its run; see `Store.rewind`."""
     for _ in range(_TRIES):
-        run = backend.find_run(name)
-        if run is None:
-            raise NotFound(f"run {name!r} of collection {backend.collection!r} was deleted")
-        if documents.lease_of(run) is not None:
-            raise RunOwned(owned_text(run, backend.collection))
+        run = _unowned(backend, name)
         stored = backend.find_records(name, CHECKPOINT)
         kept = documents.checkpoints_of(run, stored)
         if step not in kept:
@@ -46,11 +42,7 @@ def rewind(backend: Backend, name: str, step: int) -> CheckpointInfo:
 def drop_line(backend: Backend, name: str, number: int) -> ClosedLine:
     """Let a closed line of a run count no more; see `Store.drop_line`."""
     for _ in range(_TRIES):
-        run = backend.find_run(name)
-        if run is None:
-            raise NotFound(f"run {name!r} of collection {backend.collection!r} was deleted")
-        if documents.lease_of(run) is not None:
-            raise RunOwned(owned_text(run, backend.collection))
+        run = _unowned(backend, name)
         documents.check_line(run, number)
         told = documents.closed_line_of(run, number, backend.find_records(name, CHECKPOINT))
         event = {"fence": run["fence"], "event": "drop line", "line": number}
@@ -58,6 +50,15 @@ def drop_line(backend: Backend, name: str, number: int) -> ClosedLine:
         if backend.change_unowned(run, {"lease": None}, entries):
             return told
     raise StoreError(f"run {name!r} changes its owner all the time: stop those who want it")
+
+
+def _unowned(backend: Backend, name: str) -> Document:
+    run = backend.find_run(name)
+    if run is None:
+        raise NotFound(f"run {name!r} of collection {backend.collection!r} was deleted")
+    if documents.lease_of(run) is not None:
+        raise RunOwned(owned_text(run, backend.collection))
+    return run
 
 
 def _is_done(run: Mapping[str, Any], step: int) -> bool:
