@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from pipefit.errors import DataError
+from pipefit.errors import DataError, PipefitError
+from pipefit.spec import Spec
 from tests.execution.lab_runs import builder, carry_out, experiment
 
 BAD = {
@@ -39,6 +40,17 @@ def test_an_input_that(what, store, database_uri):
         assert status.state == "FAILED" and told in status.reason and status.step == saved
         frame = store.run("run", "lab").metrics()
         assert saved <= len(frame) and frame.index.tolist() == list(range(1, len(frame) + 1))
+
+
+def test_an_input_that_ends_early_ends_all_models_that_read_it(store, database_uri):
+    tables = experiment(data={"train": builder("stream", n=20, batch_size=8)}).table()
+    tables["models"] = {"one": tables.pop("model"), "two": builder("grow", units=2)}
+    with pytest.raises(PipefitError) as raised:
+        carry_out(Spec.of_tables(tables), database_uri)
+    told = "Stream: ended after 20 examples, which are 2 steps; let it begin again at its end"
+    assert f"2 of 2 models failed; run/one: {told}" in str(raised.value)
+    statuses = store.statuses("lab", ["run/one", "run/two"])
+    assert {(s.state, s.reason[: len(told)]) for s in statuses.values()} == {("FAILED", told)}
 
 
 def test_overfitting_repeats_the_first_batches(store, database_uri):

@@ -46,31 +46,31 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_continues_bit_for_bit(
     same_results(reader, whole.reader)
 
 
-@pytest.fixture(scope="module")
-def ruined(shared_job):
-    """A job of 200 steps all of whose checkpoints are damaged."""
-    job = shared_job(name="ruined", **{"train.steps": 200})
-    job.run("Train")
-    damage(job, job.reader.checkpoints()["step"].tolist())
-    return job
+@pytest.fixture
+def ruined(whole):
+    """The job of 400 steps, with all its checkpoints damaged for the time of a test."""
+    steps = whole.reader.checkpoints()["step"].tolist()
+    damage(whole, steps)
+    yield whole
+    damage(whole, steps)  # the same bits once more
 
 
 def test_without_any_whole_checkpoint_nothing_is_trained_from_the_beginning(ruined):
     steps = ruined.reader.checkpoints()["step"].tolist()
     before = ruined.reader.metrics()
-    output = ruined.run("Train", code=30, **{"train.steps": 300})
+    output = ruined.run("Train", code=30, **{"train.steps": 500})
 
     assert "Traceback" not in output
-    assert f"ERROR: run 'ruined': none of its {len(steps)} checkpoints can be read" in output
+    assert f"ERROR: run 'whole': none of its {len(steps)} checkpoints can be read" in output
     assert ruined.reader.metrics().equals(before)
     assert ruined.reader.checkpoints()["step"].tolist() == steps
-    assert ruined.reader.status().step == 200
+    assert ruined.reader.status().step == 400
 
 
 def test_validating_a_damaged_checkpoint_is_refused(ruined):
     output = ruined.run("TrainAndValidate", code=30)
-    assert "ERROR: the checkpoint of step 200 of run 'ruined' is damaged" in output
-    assert not ruined.store.validated("jobs", [("ruined", "test", 200)])
+    assert "ERROR: the checkpoint of step 400 of run 'whole' is damaged" in output
+    assert not ruined.store.validated("jobs", [("whole", "test", 400)])
 
 
 def test_the_inline_executor_computes_the_same(whole, shared_job, tmp_path):

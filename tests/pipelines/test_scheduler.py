@@ -24,6 +24,7 @@ class Scheduler:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
+        self.words = ("--scheduler-host", "127.0.0.1", "--scheduler-port", str(self.port))
         words = ["--address", "127.0.0.1", "--port", str(self.port)]
         words += ["--state-path", str(folder / "state.pickle"), "--logdir", str(folder)]
         self.process = subprocess.Popen(
@@ -66,13 +67,8 @@ def scheduler(tmp_path_factory):
     running.process.wait(30)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_page_shows_a_run_and_stops_it_and_the_same_command_finishes_it(
-    shared_job, scheduler, workers
-):
-    job = shared_job(name=f"paged{workers}", **STEPS)
-    command = ("Train", "--workers", workers)
-    command += ("--scheduler-host", "127.0.0.1", "--scheduler-port", str(scheduler.port))
+def see_and_stop(job, scheduler, *command):
+    """What the page shows of a run, and that it is stopped from there; its status then."""
     process = job.start(*command)
     name, shown = scheduler.wait_for_task(
         "Train",
@@ -80,7 +76,7 @@ def test_the_page_shows_a_run_and_stops_it_and_the_same_command_finishes_it(
     )
     assert shown["accepts_messages"]
     told = re.fullmatch(
-        rf"jobs/paged{workers} step (\d+)/20000 \((\d+) %\), loss [\d.e-]+, "
+        rf"jobs/{job.changes['name']} step (\d+)/20000 \((\d+) %\), loss [\d.e-]+, "
         r"[\d,]+ examples/s, [\d:]+ left",
         shown["status_message"],
     )
@@ -110,6 +106,13 @@ def test_the_page_shows_a_run_and_stops_it_and_the_same_command_finishes_it(
     ]
     assert "is not known" in answers[0]["response"]
     assert answers[1]["response"] == "checkpointing and stopping"
+    return status
+
+
+def test_the_page_shows_a_run_and_stops_it_and_the_same_command_finishes_it(shared_job, scheduler):
+    job = shared_job(name="paged", **STEPS)
+    command = ("Train", *scheduler.words)
+    status = see_and_stop(job, scheduler, *command)
 
     steps = status.step + 50
     job.run(*command, **{"train.steps": steps})
@@ -119,6 +122,11 @@ def test_the_page_shows_a_run_and_stops_it_and_the_same_command_finishes_it(
     assert done["progress_percentage"] == 100
     assert job.reader.status().state == "FINISHED"
     assert [attempt.start for attempt in job.reader.attempts()] == [-1, status.step]
+
+
+def test_so_it_does_a_run_of_two_luigi_processes(shared_job, scheduler):
+    job = shared_job(name="paged2", **STEPS)
+    see_and_stop(job, scheduler, "Train", "--workers", "2", *scheduler.words)
 
 
 def test_a_scheduler_that_goes_away_stops_no_training(job, tmp_path):

@@ -8,6 +8,7 @@ import base64
 import http.server
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,18 @@ from tests.pipelines.test_scheduler import STEPS, Scheduler
 PASSWORD = "xyzzy/p@ss:w%rd?" + os.urandom(4).hex()
 FORMS = (PASSWORD, quote(PASSWORD, safe=""), PASSWORD.partition("/")[0] + "%2F")
 PIPEFIT = [sys.executable, "-c", "from pipefit.cli import main; main(prog_name='pipefit')"]
+
+# One process for many commands; what they print is all that it prints.
+COMMANDS = """
+import json, sys
+from pipefit.cli import main
+for words in json.loads(sys.argv[1]):
+    print("$ pipefit", *words)
+    try:
+        main(words, prog_name="pipefit")
+    except SystemExit as end:
+        print("it ended with", end.code)
+"""
 
 
 def assert_no_secret(**texts):
@@ -133,11 +146,12 @@ def test_it_is_nowhere_while_a_run_lives_and_when_it_fails(
         scheduler.wait_until_ready()
         made = job(talkative, name="night", **STEPS)
         made.environment = environment
-        words = ("--scheduler-host", "127.0.0.1", "--scheduler-port", str(scheduler.port))
-        process = made.start("TrainAndValidate", *words)
+        process = made.start("TrainAndValidate", *scheduler.words)
         made.wait_for_step(100, process)
+        worker = worker_of(process)
+        worker.suspend()  # alive all the same, and in nobody's way
         shown = processes()
-        assert str(worker_of(process).cmdline()[-1]) in shown and "night" in shown
+        assert str(worker.cmdline()[-1]) in shown and "night" in shown
         live = pages(scheduler)
         assert "night" in live
         told = [
@@ -152,6 +166,7 @@ def test_it_is_nowhere_while_a_run_lives_and_when_it_fails(
         ]
         assert "# archives.digits.url had a password, which is not kept" in told[1]
         database.command({"dropAllUsersFromDatabase": 1})
+        worker.resume()
         output, _ = process.communicate(timeout=120)
         failed = pages(scheduler)
     finally:
@@ -197,18 +212,20 @@ def test_no_command_shows_it(user, make_run, environment, tmp_path, how):
         ["import", file, "--uri", "${SECRET}"],
         ["db", "status"],
     ]
-    texts = {}
-    for command in commands:
-        done = subprocess.run(
-            [*PIPEFIT, *command], env=environment, capture_output=True, text=True, check=False
-        )
-        name = " ".join(command)
-        texts[name] = done.stdout + done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    texts = {"all": done.stdout + done.stderr}
+    assert done.returncode == 0 and "Traceback" not in texts["all"], texts["all"]
+    codes = [int(code) for code in re.findall(r"^it ended with (\d)$", done.stdout, re.M)]
+    for command, code in zip(commands, codes, strict=True):
         refused = how != "works" and command[0] not in ("import", "db")
-        assert done.returncode == int(
-            refused or command[0] == "rewind" or (command[0] == "import" and how != "works")
-        ), texts[name]
-        assert "Traceback" not in texts[name]
+        refused |= command[0] == "rewind" or (command[0] == "import" and how != "works")
+        assert code == int(refused), (command, texts["all"])
     if how == "works":
         texts["archive"] = Path(file).read_bytes().decode("latin-1")
     assert_no_secret(**texts)
