@@ -19,7 +19,7 @@ from pipefit.execution.loading import Around, open_source
 from pipefit.execution.order import Order
 from pipefit.execution.reporter import Reporter, RunLog
 from pipefit.execution.watchdog import Watchdog
-from pipefit.execution.worker.building import build
+from pipefit.execution.worker.building import build, load_training
 from pipefit.execution.worker.places import Places, threads_of
 from pipefit.loading import Source, TensorInfo
 from pipefit.loading.filling import facts_of, filled
@@ -76,6 +76,7 @@ def load(
     if not left:
         return
     threads = threads_of(store, [runs[name] for name in left])
+    load_training()
     from pipefit import training
 
     shared = training.Shared(order.folders)
