@@ -135,6 +135,16 @@ class Layout(Contents):
             return False
         return True
 
+    @guarded
+    def put_if_absent(self, record: Mapping[str, Any]) -> None:
+        """Write a record unless there is one with its run, kind, name, step and branch."""
+        key = {field: record.get(field) for field in KEY}
+        stamped = {"$mergeObjects": [{"$literal": record}, {"created": "$$NOW"}]}
+        # What is there has a time. Two at once: the other one has written it.
+        kept = {"$cond": [{"$gt": ["$created", None]}, "$$ROOT", stamped]}
+        with suppress(DuplicateKeyError):
+            self.records.update_one(key, [{"$replaceWith": kept}], upsert=True)
+
     def put_values(self, record: Mapping[str, Any], field: str, columns: Iterable[Packed]) -> bool:
         """Write a record and the files of its large values; what it replaces is removed.
 

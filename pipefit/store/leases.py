@@ -102,6 +102,8 @@ class Leases:
         changes = accepted_changes(run, claim.order)
         if documents.lease_of(run) is not None:
             raise RunOwned(owned_text(run, claim.order.collection))
+        # Its owner may have died before it did so, and from now on the run tells of another one.
+        self.layout.put_if_absent(_attempt_record(run))
         condition = {"_id": run["_id"], "fence": fence, **unless_owned(run)}
         taken = self.layout.runs.update_one(condition, _taking(claim, changes, run))
         return fence + 1 if taken.matched_count else None
@@ -145,17 +147,7 @@ class Leases:
         run = self.layout.find_run(name, light=False)
         if run is None or run["fence"] != fence:
             raise LeaseLost(lost_text(run, name, fence))
-        self.layout.put(
-            {
-                **run["attempt"],
-                "run": name,
-                "kind": documents.ATTEMPT,
-                "name": "",
-                "step": fence,
-                "program": run["program"],
-                "log_tail": "",
-            }
-        )
+        self.layout.put(_attempt_record(run))
 
     @guarded
     def update(
@@ -230,6 +222,13 @@ def _taking(claim: Claim, changes: list[Change], run: Document | None) -> list[D
             }
         },
     ]
+
+
+def _attempt_record(run: Document) -> Document:
+    """What the run's document says of its newest attempt, as the record of that attempt."""
+    attempt = run["attempt"]
+    key = {"run": run["_id"], "kind": documents.ATTEMPT, "name": "", "step": attempt["fence"]}
+    return {**attempt, **key, "program": run["program"], "log_tail": ""}
 
 
 def _lease(owner: Owner, ttl: float, token: str) -> Document:

@@ -29,7 +29,7 @@ from bson import ObjectId
 from contract import StoreContract
 from recorder import RECORDER
 
-from pipefit.errors import LeaseLost, PipefitError, StoreAccessDenied
+from pipefit.errors import LeaseLost, PipefitError, StoreAccessDenied, StoreUnavailable
 from pipefit.records import MetricBlock, RunState
 from pipefit.store import client, open_store, this_process
 from pipefit.store.documents import CHECKPOINT
@@ -139,6 +139,27 @@ def test_a_run_taken_before_the_connection_broke_is_taken(store):
 
     assert [leases.acquire(claim), leases.acquire(claim)] == [1, 1]
     assert len(reader(store).attempts()) == 1
+
+
+def test_an_owner_that_died_right_after_it_took_the_run_is_an_attempt_for_good(store, proxy):
+    acquire(store, "b")  # so there is all that a collection needs
+
+    def fail_at_the_record_of_the_attempt(piece, sent):
+        if f"{COLLECTION}.records".encode() in piece:
+            proxy.down()
+
+    far = open_store(f"{proxy.uri}&serverSelectionTimeoutMS=100")
+    proxy.watch = fail_at_the_record_of_the_attempt
+    dead = dead_process()
+    with pytest.raises(StoreUnavailable):
+        acquire(far, owner=dead, program={"git": "first"})
+    assert acquire(store, program={"git": "second"}).fence == 2
+
+    first, second = reader(store).attempts()
+    assert (first.fence, first.owner, first.program) == (1, dead, {"git": "first"})
+    assert (first.state, first.ended is None) == (RunState.INTERRUPTED, False)
+    assert first.reason.startswith("ended without a word, succeeded by")
+    assert (second.fence, second.owner, second.program) == (2, this_process(), {"git": "second"})
 
 
 def test_an_owner_that_slept_through_its_succession_spoils_nothing(store, monkeypatch):
