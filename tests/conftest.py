@@ -4,6 +4,7 @@ Nothing here touches the home of whoever runs the tests, and no server outlives 
 are killed: a guard process waits for their end and stops it.
 """
 
+import gc
 import os
 import subprocess
 import sys
@@ -16,6 +17,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+
+# Traced functions are many objects that stay: to look for garbage among them after every few
+# hundred costs a tenth of the time of all tests in one process.
+gc.set_threshold(100_000, 10, 10)
 
 _GUARD = """
 import shutil, sys

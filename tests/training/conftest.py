@@ -17,3 +17,10 @@ def _started():
     assert len(tf.config.list_logical_devices("CPU")) == 4
     tf.config.experimental.enable_op_determinism()
     gc.freeze()  # nobody looks for garbage in TensorFlow's modules after each of many tests
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collected():
+    """What a module has traced goes at its end."""
+    yield
+    gc.collect()

@@ -191,25 +191,30 @@ class TestAProcess:
             import numpy as np, tensorflow as tf
             from pipefit.data import Arrays
             from pipefit.training.feeding import pipeline
-            if {tuned}:
-                pipeline.options = tf.data.Options
-            feed = pipeline.Feed(Arrays(x=np.arange(100.0)), seed=0, batch_size=4)
-            iterator = feed.iterator(0)
-            for _ in range(9):
-                next(iterator)
-            print(len(os.listdir("/proc/self/task")))
+
+            def new_threads():
+                before = os.listdir("/proc/self/task")
+                feed = pipeline.Feed(Arrays(x=np.arange(100.0)), seed=0, batch_size=4)
+                iterators.append(feed.iterator(0))
+                for _ in range(9):
+                    next(iterators[-1])
+                return len(set(os.listdir("/proc/self/task")) - set(before))
+
+            iterators = []
+            new_threads()  # those that all share
+            off = new_threads()
+            pipeline.options = tf.data.Options
+            print(off, new_threads(), flush=True)
+            os._exit(0)
         """
-        command = [sys.executable, "-c"]
-        started = [
-            subprocess.Popen(
-                [*command, textwrap.dedent(script).format(tuned=tuned)],
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            for tuned in (False, True)
-        ]
-        off, on = (int(process.communicate(timeout=120)[0]) for process in started)
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            cwd=ROOT,
+            capture_output=True,
+            timeout=120,
+            check=True,
+        )
+        off, on = map(int, done.stdout.split())
         assert off < on
 
 

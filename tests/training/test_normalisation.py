@@ -67,7 +67,7 @@ def test_three_devices_as_one(name):
     assert_close(weights(more), weights(one))
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("synchronized", [False, True])
 def test_moments_by_hand_also_of_numbers_far_from_zero(devices, synchronized):
     """E(x**2) - E(x)**2, as Keras takes the variance on several devices, has no digit left here."""

@@ -37,11 +37,14 @@ def trained(model, source, name, **options):
     return trainer, trainer.run(4)["loss"]
 
 
-@HALF
 @pytest.mark.parametrize(
-    ("model", "source"),
-    [(perceptron, points), (small_convnet, pictures), (recurrent, sentences)],
-    ids=["perceptron", "convnet", "recurrent"],
+    ("model", "source", "name"),
+    [
+        (perceptron, points, "bfloat16"),
+        (small_convnet, pictures, "bfloat16"),
+        (small_convnet, pictures, "float16"),
+        (recurrent, sentences, "float16"),
+    ],
 )
 def test_models_train_near_to_float32_and_their_variables_stay_float32(model, source, name):
     trainer, losses = trained(model, source(), name, devices=2, batch=7)

@@ -24,28 +24,19 @@ import numpy as np
 tf.config.experimental.enable_op_determinism()
 draw = np.random.default_rng(0)
 source = Arrays(images=draw.random((150, 8, 8, 1), np.float32), labels=draw.integers(0, 10, 150))
-for devices in (1, 2):
-    trainer = make_trainer(
-        lambda: convnet([8, 16], 10),
-        source,
-        optimizer=lambda: keras.optimizers.Adam(0.003),
-        devices=devices,
-        batch=50,
-    )
-    trainer.run(40)
-    digest = hashlib.sha256()
-    for name, value in arrays(trainer).items():
-        digest.update(name.encode() + value.tobytes())
-    print(digest.hexdigest())
-"""
-
-END = """
-import conftest
-from training_helpers import make_trainer
-
-trainer = make_trainer(batch=2)
-trainer.run(1)
-trainer.restore({name: value.numpy() for name, value in trainer.snapshot().items()})
+trainer = make_trainer(
+    lambda: convnet([8, 16], 10),
+    source,
+    optimizer=lambda: keras.optimizers.Adam(0.003),
+    devices=2,
+    batch=50,
+)
+trainer.run(15)
+digest = hashlib.sha256()
+for name, value in arrays(trainer).items():
+    digest.update(name.encode() + value.tobytes())
+print(digest.hexdigest())
+trainer.restore(arrays(trainer))
 trainer.run(1)  # starts again; the next block of indices is still being computed
 print("done")
 """
@@ -64,13 +55,12 @@ def output_of(program: str) -> list[str]:
     ).stdout.split()
 
 
-def test_two_processes_train_a_convnet_to_the_same_bits_on_one_and_on_two_devices():
-    """At the same time, so that their threads take turns differently."""
+def test_two_processes_train_a_convnet_to_the_same_bits_on_two_devices():
+    """At the same time, so that their threads take turns differently.
+
+    They end by themselves, though they are still reading ahead.
+    """
     with ThreadPoolExecutor() as pool:
         one, other = pool.map(output_of, [TRAIN, TRAIN])
-    assert len(set(one)) == 2
+    assert len(one[0]) == 64 and one[1:] == ["done"]
     assert one == other
-
-
-def test_a_process_that_is_still_reading_ahead_ends_by_itself():
-    assert output_of(END) == ["done"]

@@ -47,7 +47,6 @@ def recurrent():
     wide = keras.initializers.RandomNormal(stddev=1.0)
     y = L.Embedding(4, 3, embeddings_initializer=wide, mask_zero=True, name="embedding")(x)
     y = L.BatchNormalization(name="norm")(y)  # under the mask
-    y = L.LSTM(2, return_sequences=True, name="lstm")(y)
     y = L.Bidirectional(L.GRU(3), name="gru")(y)
     return keras.Model(x, {"logits": L.Dense(3, name="b")(y)})
 
@@ -76,12 +75,12 @@ def after_steps(name, devices, **options):
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_fewer_examples_than_devices(name):
-    assert_close(after_steps(name, 4, batch=3), after_steps(name, 1, batch=3))
+    assert_close(after_steps(name, 3, batch=2), after_steps(name, 1, batch=2))
 
 
 @pytest.mark.parametrize(
     ("devices", "options"),
-    [(2, {"batch": 1}), (4, {"batch": 5}), (4, {"batch": 4, "accumulate": 2})],
+    [(2, {"batch": 1}), (4, {"batch": 5}), (3, {"batch": 4, "accumulate": 2})],
     ids=["one example", "uneven", "slices of a batch"],
 )
 def test_other_splits(devices, options):
@@ -125,9 +124,7 @@ def test_an_output_of_the_whole_slice_is_in_nobodys_way():
 
 def test_targets_get_the_rows_of_the_batch_alone():
     seen = {"t": lambda inputs, outputs, mode: {"logits": outputs["logits"]}}
-    one, four = (
-        make_trainer(dense, devices=n, batch=3, targets=seen).run(2)["t/logits"] for n in (1, 4)
-    )
+    one, four = (make_trainer(devices=n, batch=3, targets=seen).run(2)["t/logits"] for n in (1, 4))
     assert four.shape == (2, 3, 3)
     np.testing.assert_allclose(four, one, atol=1e-6)
 
