@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipefit.store import open_store
-from tests.pipelines.conftest import jobs, kill, same_results, worker_of
+from tests.pipelines.conftest import jobs
 from tests.pipelines.test_main_job import CONFIG, DATA, MODEL
 
 STEPS = 200
@@ -25,8 +25,8 @@ luigi_run(sys.argv[1:])
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A folder with an experiment and a luigi.cfg, and what makes jobs there."""
+def whole(tmp_path_factory):
+    """A job that has run through beside a luigi.cfg, and what it printed."""
     folder = tmp_path_factory.mktemp("user")
     for name, text in (("my.toml", CONFIG), ("mydata.py", DATA), ("mymodel.py", MODEL)):
         (folder / name).write_text(text)
@@ -34,19 +34,14 @@ def made(tmp_path_factory):
     environment = {**os.environ, "PIPEFIT_HOME": str(folder / "home"), "PATH": "/usr/bin:/bin"}
     environment.pop("PIPEFIT_MONGO_URI", None)
     with jobs(open_store((folder / "my results").as_uri()), environment) as make:
-        yield lambda **changes: make(
+        job = make(
             "my.toml",
+            name="whole",
             cwd=folder,
             luigi=(sys.executable, "-c", WATCHED),
-            **{"train.steps": STEPS, "save.checkpoint_every": 50, **changes},
+            **{"train.steps": STEPS, "save.checkpoint_every": 50},
         )
-
-
-@pytest.fixture(scope="module")
-def whole(made):
-    """A job that has run through, and what it printed."""
-    job = made(name="whole")
-    return job, job.run()
+        yield job, job.run()
 
 
 def test_the_whole_job_needs_no_mongodb(whole):
@@ -68,22 +63,6 @@ def test_a_finished_job_is_recognised(whole):
     assert "1 complete ones were encountered" in again
     assert again.splitlines()[-4:] == output.splitlines()[-4:]
     assert len(job.reader.attempts()) == 1
-
-
-def test_killed_trainer_and_both_then_bit_equal_to_an_uninterrupted_run(made, whole):
-    killed = made(name="sweep/killed")
-    for step, with_luigi in ((50, False), (100, True)):
-        process = killed.start()
-        worker = worker_of(process)
-        killed.wait_for_step(step, process)
-        kill(worker, *([process] if with_luigi else []))
-        process.wait(timeout=60)
-        process.stdout.close()
-    assert "continuing after step" in killed.run()
-
-    same_results(killed.reader, whole[0].reader)
-    states = [attempt.state for attempt in killed.reader.attempts()]
-    assert states == ["INTERRUPTED", "INTERRUPTED", "FINISHED"]
 
 
 def test_the_command_line_shows_runs_of_a_folder(whole):
