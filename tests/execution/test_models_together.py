@@ -142,7 +142,7 @@ def test_every_model_is_what_it_would_be_alone(whole, shared_store, shared_uri, 
     assert whole[model].status().state == "FINISHED"
 
 
-def test_stopped_and_killed_at_random_moments_they_end_as_if_nothing_had_happened(
+def test_killed_at_a_random_moment_and_stopped_they_end_as_if_nothing_had_happened(
     whole, shared_store, shared_uri
 ):
     """One is ahead when they begin; killed, they leave checkpoints of different steps."""
@@ -152,23 +152,19 @@ def test_stopped_and_killed_at_random_moments_they_end_as_if_nothing_had_happene
         changed(spec.runs()["own"], save={**SAVE, "recent_every": 5}, train={"steps": 5}),
         shared_uri,
     )
-    rng = random.Random(11)
-    kill_after(spec, shared_uri, lambda: made["wide"].status().step, 4, rng.uniform(0, 0.1))
+    seconds = random.Random(11).uniform(0, 0.1)
+    kill_after(spec, shared_uri, lambda: made["wide"].status().step, 4, seconds)
     with pytest.raises(Interrupted, match=r"stopped at step .* as asked: enough"):
         carry_out(spec, shared_uri, stop_at=7)
     steps = {run.status().step for run in made.values()}
     assert len(steps) == 1 and {run.status().state for run in made.values()} == {"INTERRUPTED"}
-    stopped = steps.pop()
-    kill_after(
-        spec, shared_uri, lambda: made["own"].status().step, stopped + 1, rng.uniform(0, 0.1)
-    )
     carry_out(spec, shared_uri)
     for model, run in made.items():
         one, other = results(run), results(whole[model])
         if model == "own":  # has a final checkpoint of its first end as well
             del one["checkpoints"], other["checkpoints"]
         assert one == other
-        assert run.status().state == "FINISHED" and len(run.attempts()) >= 4
+        assert run.status().state == "FINISHED" and len(run.attempts()) >= 3
     assert made["own"].attempts()[1].start == 5
 
 
