@@ -35,7 +35,8 @@ test: $(VENV)/ready-to-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy pipefit tasks pipelines
-	$(BIN)/python -m pytest -n 2
+	@# By file: what its tests share is made once. Three on two cores: they wait for processes.
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 N := 200
 JOBS := 2

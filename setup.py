@@ -53,7 +53,7 @@ setup(
             PYARROW,
             "pytest>=8.3",
             "pytest-timeout>=2.3",
-            "pytest-xdist>=3.6",
+            "pytest-xdist>=3.8",
             "hypothesis>=6.120",
             "trustme>=1.2",
             "ruff>=0.17,<0.18",
