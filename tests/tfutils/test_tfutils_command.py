@@ -1,5 +1,6 @@
 """`pipefit import-tfutils`, as it is typed."""
 
+import re
 import subprocess
 import sys
 
@@ -36,7 +37,11 @@ def test_what_is_typed_and_what_is_told(old, store, environment):
         "  checkpoints  5, of steps 1100 1200 1300 1400 1500",
         "  validations  25",
     ]
-    assert done.stderr == ""
+    # What TensorFlow itself says when it starts differs from machine to machine.
+    ours = [
+        li for li in done.stderr.splitlines() if not re.match(r"[IW]\d{4} |WARNING: All log", li)
+    ]
+    assert ours == []
 
     shown = pipefit(environment, "show", "old/one")
     assert "FINISHED" in shown.stdout and "1500/1500 steps" in shown.stdout
