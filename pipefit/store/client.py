@@ -161,7 +161,9 @@ def retrying() -> Retrying:
 def _is_lost_connection(error: BaseException) -> bool:
     if isinstance(error, errors.ServerSelectionTimeoutError):
         return False
-    return isinstance(error, errors.AutoReconnect) or _is_numbered(error)
+    # A server that was started again does not know the cursors of before.
+    lost = errors.AutoReconnect | errors.CursorNotFound
+    return isinstance(error, lost) or _is_numbered(error)
 
 
 def _is_numbered(error: BaseException) -> bool:
@@ -190,7 +192,7 @@ def _translated(error: Exception, shown: str) -> StoreError:
     if _is_numbered(error):
         reason = "connections broke while they were made"
     # Of a URI that has been read already only the name service can still be a configuration error.
-    unreachable = errors.ConnectionFailure | errors.ConfigurationError
+    unreachable = errors.ConnectionFailure | errors.ConfigurationError | errors.CursorNotFound
     if isinstance(error, unreachable) or code in _NOT_NOW or _is_numbered(error):
         advice = _NO_TLS_ADVICE if _NO_TLS in reason else _advice()
         return StoreUnavailable(f"{shown} cannot be reached: {reason}; {advice}")

@@ -107,6 +107,7 @@ def test_a_wrong_password_is_refused_and_not_shown(database_uri):
     ("raised", "kind", "said"),
     [
         (pymongo.errors.OperationFailure("out", 14031), StoreFull, "no disk space left: out"),
+        (pymongo.errors.CursorNotFound("cursor id 7 not found", 43), StoreUnavailable, "cursor id"),
         (
             pymongo.errors.WriteError("WT_SESSION: No space left on device", 8),
             StoreError,
