@@ -111,6 +111,8 @@ def import_tfutils(
     if unpickle_fileitems and not dry_run:
         click.echo(f"pipefit: warning: {_RISK}", err=True)
     database = TfutilsDatabase(typed_uri("URI", uri))
+    if not database.collection:
+        database.experiments()  # which says what collections there are
     # TensorFlow reads the checkpoints, and would say how it was going to compute.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

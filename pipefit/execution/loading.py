@@ -131,7 +131,8 @@ def _of_run(source: FromRun, around: Around) -> RunSource:
 
 def _nothing_there(store: Store) -> str:
     known = store.collections()
-    there = f"its collections are: {', '.join(known)}" if known else "it has no runs at all"
+    nothing = "it has no runs at all: is the address right?"
+    there = f"its collections are: {', '.join(known)}" if known else nothing
     return f"; this is the database {store.describe()}, {there}"
 
 

@@ -63,6 +63,7 @@ _TRIES = 3
 _DENIED = {13, 18, 8000}  # Unauthorized, AuthenticationFailed, AtlasError
 _NO_SPACE = {14031}  # OutOfDiskSpace
 _NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED"
+_LOOPBACK = "mongodb://127.0.0.1:"
 _NO_TLS = "SSL handshake failed"
 _NO_TLS_ADVICE = "if the server does not speak TLS, leave tls=true out of the URI"
 # When a connection breaks while it is made, the driver (from 4.17 on) repeats a write with a number
@@ -194,21 +195,24 @@ def _translated(error: Exception, shown: str) -> StoreError:
     # Of a URI that has been read already only the name service can still be a configuration error.
     unreachable = errors.ConnectionFailure | errors.ConfigurationError | errors.CursorNotFound
     if isinstance(error, unreachable) or code in _NOT_NOW or _is_numbered(error):
-        advice = _NO_TLS_ADVICE if _NO_TLS in reason else _advice()
+        advice = _NO_TLS_ADVICE if _NO_TLS in reason else _advice(shown)
         return StoreUnavailable(f"{shown} cannot be reached: {reason}; {advice}")
     return StoreError(f"{shown} failed: {reason}")
 
 
-def _advice() -> str:
+def _advice(shown: str) -> str:
     """What to do about a server that does not answer; a mongod whose disk is full ends itself."""
-    home = settings.home()
-    ours = settings.mongo_uri() == settings.EMBEDDED and home.is_dir()
-    if ours and shutil.disk_usage(home).free < _FULL:
-        return f"the disk of {home} is full: free some space, then type the same command again"
-    return (
-        "start the server (Pipefit's own: pipefit db start, its log: pipefit db status), or set "
-        "PIPEFIT_MONGO_URI to another one"
-    )
+    named, home = settings.mongo_uri(), settings.home()
+    if named == settings.EMBEDDED and shown.startswith(_LOOPBACK):
+        if home.is_dir() and shutil.disk_usage(home).free < _FULL:
+            return f"the disk of {home} is full: free some space, then type the same command again"
+        return (
+            "start the server (Pipefit's own: pipefit db start; if it runs and does not answer, "
+            "pipefit db stop first), or set PIPEFIT_MONGO_URI to another one"
+        )
+    if named.startswith("mongodb") and _parse(named).shown == shown:
+        return "start the server, or set PIPEFIT_MONGO_URI to another one"
+    return "start the server, or correct the address where it is written"
 
 
 def _code(error: Exception) -> int | None:

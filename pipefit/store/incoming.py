@@ -40,6 +40,8 @@ def bring_in(backend: Backend, content: RunContent) -> bool:
     document, texts = content.document()
     checking.check_document(document)
     if backend.find_run(name) is not None:
+        for record, _ in content.records():
+            checking.check_record(record)
         if digest(content, backend.own_id) == digest(StoredContent(backend, name)):
             return False
         raise StoreError(

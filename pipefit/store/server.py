@@ -231,6 +231,8 @@ def _refuse_foreign(folder: Path) -> None:
     except OSError as error:
         raise ServerError(_unusable(folder, error)) from error
     target = folder.stat() if stat.S_ISLNK(seen.st_mode) and folder.exists() else seen
+    if not stat.S_ISDIR(target.st_mode) and not stat.S_ISLNK(target.st_mode):
+        raise ServerError(f"{folder} is no folder: set PIPEFIT_HOME to one, or to a new name")
     for owner in (seen.st_uid, target.st_uid):
         if owner != me:
             raise ServerError(

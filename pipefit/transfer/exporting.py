@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import io
 import logging
@@ -10,7 +12,7 @@ import secrets
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -103,9 +105,11 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
     """A file that gets its name when the block ends well, and is removed when it does not."""
     if path.exists():
         raise ArchiveError(f"{path} exists already: remove it, or choose another name")
+    _remove_drafts(path)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
     try:
         with draft.open("xb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -117,6 +121,14 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
         ) from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _remove_drafts(path: Path) -> None:
+    """Remove what killed exports to this path have left: a lock ends with its process."""
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.draft"):
+        with suppress(OSError), draft.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            draft.unlink()
 
 
 class _Damaged(CheckpointCorrupt):

@@ -88,7 +88,24 @@ def test_a_server_that_is_not_there_is_named(database_uri):
             f"mongodb://127.0.0.1:{port}/mine cannot be reached: 127.0.0.1:{port}: [Errno 111] "
             "Connection refused; start the server (Pipefit's own: pipefit db start"
         )
-        assert len(message) < 250
+        assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("named", "advice"),
+    [
+        ("mongodb://me:secret@far.example.org/x", "or set PIPEFIT_MONGO_URI to another one"),
+        ("mongodb://near.example.org/x", "or correct the address where it is written"),
+        ("file:/somewhere", "or correct the address where it is written"),
+        ("embedded", "or correct the address where it is written"),
+    ],
+)
+def test_what_to_do_depends_on_where_the_address_is_written(monkeypatch, named, advice):
+    monkeypatch.setenv("PIPEFIT_MONGO_URI", named)
+    connection = client.Connection("mongodb://far.example.org/x")
+    raised = pytest.raises(StoreUnavailable, match=f"; start the server, {advice}$")
+    with raised, connection.errors():
+        raise pymongo.errors.AutoReconnect("gone")
 
 
 def test_a_wrong_password_is_refused_and_not_shown(database_uri):

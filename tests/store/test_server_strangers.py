@@ -194,6 +194,12 @@ def test_a_link_that_another_user_has_laid_is_refused(home, tmp_path):
     assert list(mine.iterdir()) == []
 
 
+def test_a_home_that_is_no_folder_is_refused_without_advice_to_change_it(monkeypatch):
+    monkeypatch.setenv("PIPEFIT_HOME", "/dev/null")
+    with pytest.raises(ServerError, match=r"^/dev/null is no folder: set PIPEFIT_HOME to one"):
+        server.ensure_running()
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
 @pytest.mark.parametrize("folder", ["home", "mongod"])
 def test_a_folder_to_which_others_may_write_is_refused(home, monkeypatch, folder, mode):

@@ -1,5 +1,6 @@
 """Runs in one file: the same there and back, and refused if the file is anything else."""
 
+import fcntl
 import hashlib
 import io
 import json
@@ -307,8 +308,27 @@ def changed(content, change, number=0):
     ],
 )
 def test_hostile_records_are_refused_although_every_hash_fits(other, archive, change, number):
+    good = archive.read_bytes()
     packed(archive, changed(members(archive), change, number))
     refused(other, archive, "no run that Pipefit|does not say|lacks the member|other bytes")
+
+    hostile = archive.read_bytes()
+    archive.write_bytes(good)
+    import_runs(other, archive)
+    archive.write_bytes(hostile)
+    with pytest.raises(StoreError, match=r"no run that|does not say|lacks the|another run"):
+        import_runs(other, archive)
+
+
+@pytest.mark.parametrize("checkpoint", [7, None, {"$ne": ""}])
+def test_ids_that_are_none_are_refused_beside_the_run_itself(other, store, archive, checkpoint):
+    import_runs(other, archive)
+    lines = members(archive)["runs/1/records.jsonl"].splitlines()
+    number = [jsontext.decode(line)["kind"] for line in lines].index("checkpoint")
+    change = {"name": checkpoint}
+    packed(archive, changed(members(archive), lambda told: told.update(change), number))
+    with pytest.raises(StoreError, match="this is no run that Pipefit has written"):
+        import_runs(other, archive)
 
 
 @pytest.mark.parametrize(
@@ -334,6 +354,19 @@ def test_an_archive_that_cannot_be_written_leaves_nothing(store, tmp_path, archi
         export_runs(store, tmp_path / "b.tar", "other")
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["a.tar"]
     assert archive.read_bytes() == before
+
+
+def test_what_a_killed_export_has_left_is_removed_by_the_next(store, tmp_path):
+    trained(store, "a")
+    dead, alive, of_another = (
+        tmp_path / name for name in (".a.tar.00aa.draft", ".a.tar.11bb.draft", ".b.tar.22cc.draft")
+    )
+    for draft in (dead, alive, of_another):
+        draft.write_bytes(b"half of it")
+    with alive.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        export_runs(store, tmp_path / "a.tar", "digits")
+    assert not dead.exists() and alive.exists() and of_another.exists()
 
 
 def test_damage_of_all_but_checkpoints_is_named_and_not_exported(store, tmp_path):
