@@ -76,7 +76,9 @@ def notes(run):
 
 def outcome(run):
     (attempt,) = run.attempts()
-    return run.status().ended, attempt.state, attempt.log_tail, attempt.reason
+    # Of an owner that died it says which process that was: another one each time.
+    reason = attempt.reason and attempt.reason.replace(str(attempt.owner.pid), "PID")
+    return run.status().ended, attempt.state, attempt.log_tail, reason
 
 
 OWNERS = {

@@ -18,7 +18,7 @@ from calls import Calls
 from chaos import Chaos
 from deeds import BEGIN, OTHERS, OWNERS, checkpoints, seen, write_all
 
-from pipefit.errors import LeaseLost, StoreError, StoreUnavailable
+from pipefit.errors import LeaseLost, StoreError, StoreFull, StoreUnavailable
 from pipefit.records import RunState
 from pipefit.store import open_store
 from pipefit.store.local.tidying import Leftovers
@@ -124,7 +124,7 @@ def test_a_process_killed_while_it_makes_a_store_and_a_run_leaves_none_or_both_w
 )
 def test_a_write_that_the_system_refuses_anywhere_may_be_repeated(store, what, error):
     prepare, act, read = (OWNERS | OTHERS)[what]
-    expected = StoreUnavailable if error == errno.EIO else StoreError
+    expected = StoreUnavailable if error == errno.EIO else StoreFull
     for call in range(1, 200):
         name = f"refused/at-{call}"
         ready = prepare(store, name)
