@@ -13,27 +13,28 @@ Three comparisons, in which the sides take turns:
 3. 200 MB are saved through a connection of 50 MB/s while the training goes on: the median step
    during the save beside that of as many steps without it, of a training of ROUNDS saves.
 
-CPU is that of this process and the server together, which says more than the time on a machine that
-is as busy as the one these are from: two cores of an AMD EPYC under a load of 12 to 21 from other
-work, TensorFlow 2.21, Keras 3.15, Python 3.11, mongod 6.0.5. Three runs of 4 or 5 rounds, medians:
+CPU is that of this process and the server together, which says more than the time on a busy
+machine. Two cores of an AMD EPYC, TensorFlow 2.21, Keras 3.15, Python 3.11, mongod 6.0.5; one run
+of 8 rounds on an idle machine (the load is its own), three of 4 or 5 rounds beside other work,
+medians:
 
-    load                            10-16     16-18     19-21
-    raw inserts            MB/s       164       272       104
-    put                    MB/s        95       115        56
-      ratio of the speeds            0.58      0.44      0.59
-      ratio, CPU (raw / put)            -      0.55         -
-    the old way    blocked   ms       370       370       482
-                   durable   ms     2,882     2,604     3,011
-                   restored  ms     1,361     1,275     1,544
-    Pipefit        blocked   ms         3         6         2
-                   durable   ms     1,261     1,547     2,176
-                   restored  ms         -       917     1,708
-      ratio        blocked          0.01      0.02      0.00
-                   durable          0.46      0.64      0.76
-                   restored            -      0.80      1.00
-                   CPU of save         -      0.87         -
-                   CPU of restore      -      0.93         -
-    slow database: step              1.42      1.52      1.31
+    load                            2.9     10-16     16-18     19-21
+    raw inserts            MB/s     669       164       272       104
+    put                    MB/s     350        95       115        56
+      ratio of the speeds          0.54      0.58      0.44      0.59
+      ratio, CPU (raw / put)       0.56         -      0.55         -
+    the old way    blocked   ms     140       370       370       482
+                   durable   ms     762     2,882     2,604     3,011
+                   restored  ms     375     1,361     1,275     1,544
+    Pipefit        blocked   ms       1         3         6         2
+                   durable   ms     377     1,261     1,547     2,176
+                   restored  ms     436         -       917     1,708
+      ratio        blocked         0.01      0.01      0.02      0.00
+                   durable         0.51      0.46      0.64      0.76
+                   restored        1.11         -      0.80      1.00
+                   CPU of save     0.87         -      0.87         -
+                   CPU of restore  1.51         -      0.93         -
+    slow database: step            1.20      1.42      1.52      1.31
 
 Where the CPU of a put of 100 MB goes, in 25 more rounds at a load of 9 to 15: raw inserts 290 ms
 (210 in the server), put 510, put without reading back 370; about 60 are sha256. Of reading
