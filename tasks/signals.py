@@ -10,6 +10,8 @@ import threading
 
 from pipefit.errors import EXIT_INTERRUPTED
 
+_AGAIN_SECONDS = 0.05
+
 
 class Preempted(SystemExit, KeyboardInterrupt):
     """Ends Luigi with code 75 after SIGTERM or SIGINT.
@@ -48,5 +50,17 @@ def end_on_signals() -> None:
         if not children:
             os._exit(EXIT_INTERRUPTED)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    others = sys.unraisablehook
+
+    def not_raised(told: sys.UnraisableHookArgs) -> None:
+        nonlocal leaving
+        if not isinstance(told.exc_value, Preempted):
+            others(told)
+            return
+        # Python ignores what is raised while an object is deleted: again, a little later.
+        leaving = False
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+
+    sys.unraisablehook = not_raised
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, handle)

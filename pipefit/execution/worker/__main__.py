@@ -22,8 +22,8 @@ _OUTCOME_SECONDS = 10.0
 def _carry_out(channel: Channel) -> None:
     with Reporter(channel.send) as reporter:
         order = channel.order()
-        channel.take_requests(interrupt=order.kind != "train")
         try:
+            channel.take_requests(interrupt=order.kind != "train")
             perform(
                 order, reporter, lambda: channel.stop_reason, lambda error: _end(channel, error)
             )
